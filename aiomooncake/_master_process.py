@@ -1,0 +1,175 @@
+"""The program ``mooncake_master``: where it is, which ports it gets, when it is ready.
+
+Blocking code under `cluster`. Nothing here imports the engine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import random
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiomooncake._child import ticks
+from aiomooncake.errors import ClusterError, EngineNotInstalledError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from aiomooncake._child import ChildProcess
+
+__all__ = ["HOST", "await_ready", "choose_ports", "find_master", "taken"]
+
+HOST = "127.0.0.1"
+_FIRST_PORT = 20000  # above the ranges in which the engine's clients look for ports (12300-17000)
+_HEALTH_TIMEOUT = 0.5  # seconds for one answer of /health
+_TAIL_LINES, _TAIL_WIDTH = 20, 300  # what an error shows of the output; metrics lines are 2 KB long
+
+
+def find_master(binary: str | os.PathLike[str] | None = None) -> Path:
+    """Find the ``mooncake_master`` program to run, without importing the engine.
+
+    Args:
+        binary: The path of a program that is wanted instead of the installed wheel's.
+
+    Returns:
+        ``binary``, or the program inside the ``mooncake`` package (the script of the same name
+        next to the interpreter only starts that one). Absolute.
+
+    Raises:
+        EngineNotInstalledError: On another system than Linux, or when no wheel brings a master.
+        ClusterError: The program is there but not executable.
+    """
+    if sys.platform != "linux":
+        raise EngineNotInstalledError(
+            f"LocalCluster runs mooncake_master, which exists for Linux only (this is "
+            f'{sys.platform}): use the in-memory engine, connect("memory://name")'
+        )
+    if binary is not None:
+        return Path(binary).absolute()
+    try:
+        spec = importlib.util.find_spec("mooncake")
+    except ValueError:  # a hand-made module without a spec stands in sys.modules
+        spec = None
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    for folder in folders:
+        program = Path(folder, "mooncake_master").absolute()
+        if not program.is_file():
+            continue
+        if not os.access(program, os.X_OK):
+            raise ClusterError(f"{program} is not executable: run chmod +x {program}")
+        return program
+    raise EngineNotInstalledError(
+        "LocalCluster needs the mooncake_master program of an engine wheel, and "
+        + (f"the package in {', '.join(folders)} has none" if folders else "none is installed")
+        + ": pip install 'aiomooncake[cpu]'"
+    )
+
+
+def await_ready(
+    master: ChildProcess,
+    ports: tuple[int, int],
+    timeout: float,
+    hurry: threading.Event | None,
+) -> None:
+    """Wait until ``master`` serves on its RPC and HTTP ports.
+
+    Raises:
+        ClusterError: It ended, was not ready within ``timeout`` seconds, or ``hurry`` was set.
+        EngineNotInstalledError: It ended because a system library is missing.
+    """
+    state = "not asked"
+    for _ in ticks(timeout, hurry):
+        if not master.running:
+            raise _failure(master, f"ended with {master.exit_text}", ports)
+        state = _health(ports[1])
+        # /health turns ready before the RPC port is bound, and a port that was lost to another
+        # master is answered by that one: ready is who listens itself on both.
+        if state == "ready" and master.listens_on(ports):
+            return
+    if hurry is not None and hurry.is_set():
+        raise ClusterError("the start of mooncake_master was cancelled")
+    raise _failure(master, f"was not ready within {timeout:g} s (/health: {state})", ())
+
+
+def _failure(
+    master: ChildProcess, what: str, ports: Sequence[int]
+) -> ClusterError | EngineNotInstalledError:
+    """Make the error for a master that ended or was not ready, with its last output."""
+    output = master.text()
+    lines = [line[:_TAIL_WIDTH] for line in output.splitlines()[-_TAIL_LINES:]]
+    if "error while loading shared libraries" in output:
+        return EngineNotInstalledError(
+            f"mooncake_master {what}, because a system library is missing: {lines[-1]}. On Debian "
+            "and Ubuntu: apt-get install libibverbs1 libnuma1 libcurl4"
+        )
+    message = f"mooncake_master {what}."
+    for port in taken(ports):
+        message += f" Port {port} of {HOST} is in use by another process."
+    shown = "\n  ".join(lines) if lines else "(nothing)"
+    return ClusterError(f"{message} Its last output:\n  {shown}")
+
+
+def _health(port: int) -> str:
+    """Ask the master's ``/health``; return "ready", or what stands against it."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_HEALTH_TIMEOUT)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        return f"HTTP {response.status}"
+    if body == b"OK":  # masters before 0.3.10.post2
+        return "ready"
+    try:
+        ready = json.loads(body)["service_ready"] is True
+    except (ValueError, KeyError, TypeError):
+        return "an answer without service_ready"
+    return "ready" if ready else "service_ready is false"
+
+
+def choose_ports() -> tuple[int, int]:
+    """Return two free loopback ports below the range from which the kernel serves connections.
+
+    A port of that range can be lost between two lives of the master, even to a client of it: one
+    that tries to reach its dead master over and over is some day given that very port.
+    """
+    try:
+        below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        below = 32768
+    if below < _FIRST_PORT + 1000:  # tuned for many connections: no room below the range
+        below = 65536
+    numbers = random.SystemRandom()  # the common generator may be seeded alike in test workers
+    for _ in range(100):
+        rpc_port, http_port = numbers.sample(range(_FIRST_PORT, below), 2)
+        if not taken((rpc_port, http_port)):
+            return rpc_port, http_port
+    raise ClusterError(
+        f"found no two free ports on {HOST} from {_FIRST_PORT} to {below - 1} in 100 tries: "
+        "end programs that hold ports"
+    )
+
+
+def taken(ports: Sequence[int]) -> list[int]:
+    """Return those of ``ports`` that can't be bound on loopback now."""
+    busy = []
+    for port in ports:
+        with socket.socket() as probe:
+            # As the master does: connections that linger in TIME_WAIT don't hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                busy.append(port)
+    return busy
