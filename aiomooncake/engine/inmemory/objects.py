@@ -1,0 +1,368 @@
+"""The in-memory engine's master: segments, objects, leases, and the faults it can be given."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from aiomooncake.engine.inmemory.descriptors import (
+    BufferDescriptor,
+    MemoryDescriptor,
+    ReplicaDescriptor,
+    ReplicaStatus,
+)
+from aiomooncake.engine.inmemory.faults import Fault, FaultBoard
+
+__all__ = [
+    "InMemoryEngine",
+    "Placement",
+    "StoredObject",
+]
+
+OK: Final = 0
+INTERNAL: Final = -1
+NO_AVAILABLE_HANDLE: Final = -200
+INVALID_PARAMS: Final = -600
+ILLEGAL_CLIENT: Final = -601
+REPLICA_NOT_READY: Final = -703
+NOT_FOUND: Final = -704
+ALREADY_EXISTS: Final = -705
+HAS_LEASE: Final = -706
+LEASE_EXPIRED: Final = -707
+TRANSFER_FAIL: Final = -800
+RPC_FAIL: Final = -900
+RPC_TIMEOUT: Final = -901
+
+# The engine's patterns are ECMAScript's: of the groups that begin with "(?" only these exist.
+_FOREIGN_GROUP: Final = re.compile(r"\(\?(?![:=!])")
+_CLASSES: Final = {
+    "[:alpha:]": "a-zA-Z",
+    "[:digit:]": "0-9",
+    "[:alnum:]": "a-zA-Z0-9",
+    "[:upper:]": "A-Z",
+    "[:lower:]": "a-z",
+    "[:space:]": r"\s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Those of the placement options that the in-memory engine acts upon."""
+
+    replica_num: int = 1
+    preferred: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """Memory that one client offers."""
+
+    id: str
+    owner: object
+    hostname: str
+    endpoint: str
+    capacity: int
+    used: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class StoredObject:
+    """A value, complete or still being written by a put session."""
+
+    key: str
+    owner: object
+    size: int
+    data: bytes | bytearray
+    complete: bool
+    copies: list[tuple[_Segment, int]] = field(default_factory=list)
+    lease_until: float = 0.0
+
+
+class InMemoryEngine:
+    """A whole cluster in this process: what the master knows, and the memory of all segments.
+
+    Clients (:class:`~aiomooncake.engine.inmemory.InMemoryStore`) of one engine see the same keys.
+    Nothing is ever evicted: a full cluster answers -200.
+
+    Args:
+        name: For messages; :meth:`named` shares engines by it.
+        lease_ttl: Seconds for which a read protects a key from removal. Upstream's default.
+        rpc_timeout: Seconds until a call on a frozen master fails with -901. Upstream's default.
+        clock: Seconds, for the leases.
+    """
+
+    _named: ClassVar[dict[str, InMemoryEngine]] = {}
+    _named_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        lease_ttl: float = 5.0,
+        rpc_timeout: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.lease_ttl = lease_ttl
+        self.rpc_timeout = rpc_timeout
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._objects: dict[str, StoredObject] = {}
+        self._segments: dict[str, _Segment] = {}
+        self._numbers = itertools.count(1)
+        self._addresses = itertools.count(1 << 40, 1 << 12)
+        self._faults = FaultBoard()
+        self._thawed = threading.Event()
+        self._thawed.set()
+        self._down = False
+
+    @classmethod
+    def named(cls, name: str) -> InMemoryEngine:
+        """Return the engine of this name in this process, a new one the first time."""
+        with cls._named_lock:
+            engine = cls._named.get(name)
+            if engine is None:
+                engine = cls._named[name] = cls(name)
+            return engine
+
+    @classmethod
+    def reset(cls, name: str) -> None:
+        """Forget the engine of this name; clients that are open keep the old one."""
+        with cls._named_lock:
+            cls._named.pop(name, None)
+
+    def __repr__(self) -> str:
+        state = "down" if self._down else "up" if self._thawed.is_set() else "frozen"
+        return (
+            f"<InMemoryEngine {self.name!r} {state}, {len(self._objects)} objects, "
+            f"{len(self._segments)} segments>"
+        )
+
+    # ------------------------------------------------------------------ faults
+
+    def fault(
+        self,
+        method: str,
+        *,
+        code: int | None = None,
+        delay: float = 0.0,
+        hold: threading.Event | None = None,
+        times: int | None = None,
+        hostname: str | None = None,
+    ) -> Fault:
+        """Make calls of a native method fail, last, or hang; see :class:`Fault`.
+
+        "Not ready until told" is ``fault("put", code=-200)`` and its ``remove()``; "not ready for
+        the first three calls" is ``times=3``.
+        """
+        return self._faults.add(
+            method, code=code, delay=delay, hold=hold, times=times, hostname=hostname
+        )
+
+    def freeze(self) -> None:
+        """Stop answering: calls block until :meth:`thaw`, or fail after ``rpc_timeout``."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Answer again, also the calls that wait."""
+        self._thawed.set()
+
+    def down(self) -> None:
+        """Be unreachable: calls fail at once with -900. The values stay."""
+        self._down = True
+
+    def up(self) -> None:
+        """Be reachable again."""
+        self._down = False
+
+    @property
+    def calm(self) -> bool:
+        """Whether calls go through undisturbed."""
+        return not self._faults and not self._down and self._thawed.is_set()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the master would answer now."""
+        return not self._down and self._thawed.is_set()
+
+    def disturb(self, method: str, hostnames: tuple[str, ...], *, asks_master: bool) -> int | None:
+        """Do to a call what is programmed, on its thread; the code to fail with, or None."""
+        code = self._faults.strike(method, hostnames)
+        if code is not None:
+            return code
+        if not asks_master:
+            return None
+        if not self._thawed.wait(self.rpc_timeout):
+            return RPC_TIMEOUT
+        return RPC_FAIL if self._down else None
+
+    # ------------------------------------------------------------------ segments
+
+    def next_number(self) -> int:
+        """Return a number that was not given out before."""
+        return next(self._numbers)
+
+    def mount(self, owner: object, hostname: str, endpoint: str, size: int) -> str:
+        """Add a segment; its identifier."""
+        segment = _Segment(f"{self.next_number()}-{id(owner)}", owner, hostname, endpoint, size)
+        with self._lock:
+            self._segments[segment.id] = segment
+        return segment.id
+
+    def unmount(self, segment_ids: Sequence[str]) -> None:
+        """Take segments away, and with them the values that lie nowhere else."""
+        with self._lock:
+            gone = {self._segments.pop(identifier, None) for identifier in segment_ids}
+            for stored in list(self._objects.values()):
+                stored.copies = [copy for copy in stored.copies if copy[0] not in gone]
+                if not stored.copies:
+                    del self._objects[stored.key]
+
+    def _place(self, stored: StoredObject, placement: Placement) -> int:
+        """Find room, in as many different segments as copies are wanted; fewer are accepted."""
+        roomy = [s for s in self._segments.values() if s.capacity - s.used >= stored.size]
+        roomy.sort(key=lambda s: (s.hostname not in placement.preferred, s.used - s.capacity))
+        for segment in roomy[: placement.replica_num]:
+            segment.used += stored.size
+            stored.copies.append((segment, next(self._addresses)))
+        return OK if stored.copies else NO_AVAILABLE_HANDLE
+
+    def _drop(self, stored: StoredObject) -> None:
+        del self._objects[stored.key]
+        for segment, _ in stored.copies:
+            segment.used -= stored.size
+
+    # ------------------------------------------------------------------ writing
+
+    def put(self, owner: object, key: str, data: bytes, placement: Placement) -> int:
+        """Store a value if the key is free; 0 as well if it is not."""
+        if not key:
+            return INVALID_PARAMS
+        with self._lock:
+            if key in self._objects:
+                return OK
+            return self._add(StoredObject(key, owner, len(data), data, complete=True), placement)
+
+    def upsert(self, owner: object, key: str, data: bytes, placement: Placement) -> int:
+        """Store or replace a value. A replacement of another size that finds no room loses both."""
+        if not key:
+            return INVALID_PARAMS
+        with self._lock:
+            stored = self._objects.get(key)
+            if stored is not None:
+                if stored.complete and stored.size == len(data):
+                    stored.data = data
+                    return OK
+                self._drop(stored)
+            return self._add(StoredObject(key, owner, len(data), data, complete=True), placement)
+
+    def reserve(
+        self, owner: object, key: str, size: int, placement: Placement
+    ) -> StoredObject | int:
+        """Take room for a value that a put session will write."""
+        if not key or size <= 0:
+            return INVALID_PARAMS
+        with self._lock:
+            if key in self._objects:
+                return ALREADY_EXISTS
+            stored = StoredObject(key, owner, size, b"", complete=False)
+            code = self._add(stored, placement)
+            if code == OK:
+                stored.data = bytearray(size)
+            return stored if code == OK else code
+
+    def _add(self, stored: StoredObject, placement: Placement) -> int:
+        code = self._place(stored, placement)
+        if code == OK:
+            self._objects[stored.key] = stored
+        return code
+
+    def complete(self, stored: StoredObject) -> int:
+        """Make a reserved value readable."""
+        with self._lock:
+            current = self._objects.get(stored.key)
+            if current is None:
+                return NOT_FOUND
+            if current is stored:
+                stored.data = bytes(stored.data)
+                stored.complete = True
+                return OK
+            # Replaced by an upsert meanwhile.
+            return OK if current.owner is stored.owner else ILLEGAL_CLIENT
+
+    def revoke(self, stored: StoredObject) -> int:
+        """Give a reserved value up."""
+        with self._lock:
+            if self._objects.get(stored.key) is not stored:
+                return NOT_FOUND
+            self._drop(stored)
+            return OK
+
+    # ------------------------------------------------------------------ reading
+
+    def query(self, key: str) -> StoredObject | int:
+        """Look a value up and renew its lease."""
+        with self._lock:
+            stored = self._objects.get(key)
+            if stored is None:
+                return NOT_FOUND
+            if not stored.complete:
+                return REPLICA_NOT_READY
+            stored.lease_until = self.clock() + self.lease_ttl
+            return stored
+
+    def describe(self, stored: StoredObject) -> list[ReplicaDescriptor]:
+        """Return a descriptor per copy."""
+        with self._lock:
+            return [
+                ReplicaDescriptor(
+                    ReplicaStatus.COMPLETE,
+                    MemoryDescriptor(BufferDescriptor(stored.size, address, segment.endpoint)),
+                )
+                for segment, address in stored.copies
+            ]
+
+    # ------------------------------------------------------------------ removing
+
+    def remove(self, key: str, *, force: bool) -> int:
+        """Remove a value that no lease protects."""
+        with self._lock:
+            stored = self._objects.get(key)
+            if stored is None:
+                return NOT_FOUND
+            if not stored.complete:
+                return REPLICA_NOT_READY
+            if not force and self.clock() < stored.lease_until:
+                return HAS_LEASE
+            self._drop(stored)
+            return OK
+
+    def remove_matching(self, pattern: str | None, *, force: bool) -> int:
+        """Remove what a pattern is found in (None: everything); the number of values that went."""
+        found: Callable[[str], object] | None = None
+        if pattern is not None:
+            if _FOREIGN_GROUP.search(pattern):
+                return INVALID_PARAMS
+            for name, members in _CLASSES.items():
+                pattern = pattern.replace(name, members)
+            try:
+                found = re.compile(pattern).search
+            except re.error:
+                return INVALID_PARAMS
+        with self._lock:
+            now = self.clock()
+            gone = [
+                stored
+                for stored in self._objects.values()
+                if stored.complete
+                and (force or now >= stored.lease_until)
+                and (found is None or found(stored.key))
+            ]
+            for stored in gone:
+                self._drop(stored)
+            return len(gone)
