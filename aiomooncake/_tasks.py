@@ -1,0 +1,56 @@
+"""Several coroutines side by side, none of which outlives the call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+__all__ = ["settle", "together"]
+
+
+async def together(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all of them; the answers in order.
+
+    The first failure, or a cancellation, cancels the others. Either way it returns when all of
+    them have ended, however often it is cancelled meanwhile: what they drain stays drained.
+    """
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await _wait(tasks)
+        raise
+
+
+async def settle(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    """Run all of them to their end, also when some fail; answers and errors in order.
+
+    A cancellation cancels them all, and they are waited for.
+    """
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return await asyncio.gather(*tasks, return_exceptions=True)
+    except BaseException:
+        await _wait(tasks)
+        raise
+
+
+async def _wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    pending = {task for task in tasks if not task.done()}
+    # The shield keeps anyio from cancelling again and again; the loop stands native cancellation.
+    with anyio.CancelScope(shield=True):
+        while pending:
+            try:
+                _, pending = await asyncio.wait(pending)
+            except asyncio.CancelledError:
+                pending = {task for task in pending if not task.done()}
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved: the first one is raised by the caller

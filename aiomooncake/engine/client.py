@@ -1,0 +1,381 @@
+"""One open native client: its gate, its threads, and the way from a task to a native call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import wait
+from typing import Any, TypeVar
+
+import anyio
+
+from aiomooncake.engine.binding import NativeStore
+from aiomooncake.engine.gate import Gate, State
+from aiomooncake.engine.process import track, untrack
+from aiomooncake.engine.workers import Call, Lane
+from aiomooncake.errors import (
+    InternalError,
+    MooncakeError,
+    StoreClosedError,
+    WrongLoopError,
+    rank_label,
+)
+from aiomooncake.observe.counters import Counters
+
+T = TypeVar("T")
+
+__all__ = ["TAINT_AFTER", "EngineClient", "close_dropped"]
+
+log = logging.getLogger("aiomooncake")
+
+TAINT_AFTER = 55.0
+"""Seconds in one native call after which its store is not trusted any more.
+
+A transfer that reaches the engine's own limit of 60 s stays queued and writes later.
+"""
+
+_BULK_THREADS = 2
+_CONTROL_THREADS = 2
+
+
+class EngineClient:
+    """A native object in its one life, and the only way to call it.
+
+    Args:
+        rank: Rank of the store, for messages.
+        threads: Threads of the small lane.
+        max_abandoned: Stuck calls nobody waits for, beyond which new calls fail at once.
+        tear_down: Ends the object's life (blocking), or None when it belongs to somebody else.
+        guarded: Whether the object must be kept from forks and from the interpreter's exit.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int | str | None,
+        threads: int,
+        max_abandoned: int,
+        tear_down: Callable[[NativeStore], object] | None,
+        guarded: bool,
+    ) -> None:
+        self.native: NativeStore | None = None
+        self.rank = rank
+        self.gate = Gate(rank, max_abandoned)
+        label = rank_label(rank) or "store"
+        self.control = Lane(f"{label}-control", _CONTROL_THREADS)
+        self.small = Lane(f"{label}-small", threads)
+        self.bulk = Lane(f"{label}-bulk", _BULK_THREADS)
+        self.counters = Counters()
+        self.longest_lag = 0.0
+        self._tear_down = tear_down
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._closing: ThreadFuture[None] | None = None
+        self._kept: list[object] = []
+        if guarded:
+            track(self)
+
+    async def set_up(self, set_up: Callable[[Callable[[NativeStore], None]], int]) -> int:
+        """Run the blocking set-up in a thread and open the gate if its code is 0.
+
+        ``set_up`` gets a function to hand the native object to as soon as it exists. When this
+        await is cancelled, :meth:`begin_close` tears the object down after the set-up returned.
+        """
+        code = await self.run(self.control, "setup", set_up, self._keep, opening=True)
+        if code == 0:
+            self.gate.open()
+        return code
+
+    def take(self, native: NativeStore) -> None:
+        """Open the gate to an object that somebody else has set up."""
+        self._keep(native)
+        self.gate.open()
+
+    def _keep(self, native: NativeStore) -> None:
+        self.native = native
+
+    @property
+    def native_object(self) -> NativeStore:
+        """The native object, for jobs that were let in."""
+        native = self.native
+        if native is None:
+            raise InternalError("a job ran before the set-up", rank=self.rank)
+        return native
+
+    def move(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Make one native call that moves bytes, on the thread of a job, and time it.
+
+        One that took too long may go on in the transport, so the store is tainted by it.
+        """
+        began = time.monotonic()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            seconds = time.monotonic() - began
+            if seconds >= TAINT_AFTER:
+                self.gate.taint(f"a transfer was in the engine for {seconds:.0f} s")
+
+    def keep_until_gone(self, thing: object) -> None:
+        """Hold on to memory that the engine may touch until it is torn down."""
+        self._kept.append(thing)
+
+    # ------------------------------------------------------------------ calls
+
+    async def run(
+        self,
+        lane: Lane,
+        name: str,
+        fn: Callable[..., T],
+        *args: Any,
+        reads: bool = False,
+        drain: bool = False,
+        opening: bool = False,
+    ) -> T:
+        """Run a blocking job on a lane and await it.
+
+        Cancelled while it waits for a thread, the job never runs. Cancelled while it runs, the
+        await ends at once and the job is counted as abandoned; with ``drain`` the job names
+        memory of the caller, so it is waited for first, however often the task is cancelled.
+
+        Raises:
+            MooncakeError: What :meth:`Gate.enter` refuses, and what the job raises.
+            WrongLoopError: Another live event loop uses this store.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._take_loop(loop, name)
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def on_done(call: Call) -> None:
+            self._over(call)
+            # The loop may be closed under a call that is still running.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_wake, waiter)
+
+        call = Call(name, fn, args, on_done)
+        self.gate.check_abandoned(name)
+        self.gate.enter(call, reads=reads, opening=opening)
+        self._submit(lane, call)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if lane.drop(call):
+                self.gate.leave(call)
+            elif drain:
+                call.stop = True
+                await self._drain(call, loop)
+            elif not call.finished:
+                self._abandon(lane, call)
+            raise
+        self.longest_lag = max(self.longest_lag, time.monotonic() - call.finished)
+        return call.outcome()  # type: ignore[no-any-return]
+
+    def run_blocking(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
+        """Run a blocking job on the calling thread, through the gate."""
+        self.gate.check_abandoned(name)
+        return self.ask(name, fn, *args, reads=reads)
+
+    def ask(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
+        """Run a job that can't get stuck on the calling thread, through the gate."""
+        call = Call(name, fn, args, self._over)
+        self.gate.enter(call, reads=reads)
+        call.run()
+        return call.outcome()  # type: ignore[no-any-return]
+
+    def _submit(self, lane: Lane, call: Call) -> None:
+        try:
+            lane.submit(call)
+        except BaseException:
+            self.gate.leave(call)
+            raise
+
+    def _over(self, call: Call) -> None:
+        self.counters.count_call()
+        if isinstance(call.error, MooncakeError) and call.error.code is not None:
+            self.counters.count_code(call.error.code_name)
+        self.gate.leave(call)
+
+    def _abandon(self, lane: Lane, call: Call) -> None:
+        self.gate.note_abandoned(call)
+        lane.abandon(call)
+
+    async def _drain(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until the job is over, whatever happens to this task."""
+        ended: asyncio.Future[None] = loop.create_future()
+        call_over = call.on_done
+
+        def on_done(done: Call) -> None:
+            call_over(done)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_wake, ended)
+
+        call.on_done = on_done
+        if call.finished:
+            return
+        # The shield keeps anyio from cancelling again and again; the loop below stands native
+        # cancellation, which knows no shield.
+        with anyio.CancelScope(shield=True):
+            while not ended.done():
+                try:
+                    await asyncio.shield(ended)
+                except asyncio.CancelledError:
+                    if ended.cancelled():
+                        raise
+
+    def _take_loop(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        with self._lock:
+            bound = self._loop
+            if bound is None or bound.is_closed() or self.gate.state is not State.OPEN:
+                self._loop = loop
+                return
+        raise WrongLoopError(
+            f"{name} refused: this store belongs to another event loop that is still alive; use "
+            "one store per loop, asyncio.run_coroutine_threadsafe to that loop, or "
+            "store.blocking from threads without a loop",
+            rank=self.rank,
+        )
+
+    # ------------------------------------------------------------------ the end
+
+    def begin_close(self) -> ThreadFuture[None]:
+        """Refuse new calls, drop queued ones, and tear down when the last call has returned.
+
+        Needs no loop and never blocks: a thread of its own waits. Idempotent; the future is done
+        when the native object is gone.
+        """
+        with self._lock:
+            if self._closing is None:
+                self._closing = ThreadFuture()
+                if self.gate.shut():
+                    self._drop_queued()
+                    self._start_closing(self._closing)
+                else:  # shut by the interpreter's exit: the object is left as it is
+                    self._closing.set_result(None)
+            return self._closing
+
+    def _start_closing(self, closing: ThreadFuture[None]) -> None:
+        try:
+            threading.Thread(
+                target=self._close_in_thread,
+                args=(closing,),
+                name=f"aiomooncake-{rank_label(self.rank) or 'store'}-close",
+                daemon=True,
+            ).start()
+        except RuntimeError:  # from Python 3.12 on also when the interpreter exits
+            log.warning("%s is left open: no thread could be started to close it", self)
+            closing.set_result(None)
+
+    def quiet(self, timeout: float) -> bool:
+        """Wait on this thread until nothing of this object runs, neither call nor close."""
+        deadline = time.monotonic() + timeout
+        closing = self._closing
+        if closing is not None:
+            wait([closing], timeout=max(0.0, timeout))
+            if not closing.done():
+                return False
+        return self.gate.drained(max(0.0, deadline - time.monotonic()))
+
+    def forked(self) -> None:
+        """Refuse everything; called in a forked child, where no lock can be trusted.
+
+        The threads that would end the calls in flight and a close do not exist here, so these
+        are over; nothing of the native object may be touched.
+        """
+        self._lock = threading.Lock()
+        self.counters = Counters()
+        self._closing = ThreadFuture()
+        self._closing.set_result(None)
+        for lane in (self.control, self.small, self.bulk):
+            lane.forked()
+        for call in self.gate.forked():
+            call.error = self.gate.refusal(call.name)
+            call.started = call.finished = time.monotonic()
+            call.on_done(call)
+
+    async def close(self, timeout: float | None) -> None:
+        """Close and wait up to ``timeout`` seconds; then warn, and let it end in the background."""
+        closing = self.begin_close()
+        if closing.done():
+            return
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def on_done(_: ThreadFuture[None]) -> None:
+            # The loop may be closed when a close that took longer ends.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_wake, ended)
+
+        closing.add_done_callback(on_done)
+        await asyncio.wait([ended], timeout=timeout)
+        if not closing.done():
+            calls = self.gate.describe_calls()
+            log.warning(
+                "%sclosing a store took longer than %.1f s and goes on in the background: %s",
+                f"[{rank_label(self.rank)}] " if self.rank is not None else "",
+                timeout,
+                f"calls stuck in the engine: {calls}"
+                if calls
+                else "the engine's tear-down is slow",
+            )
+            return
+        closing.result()
+
+    def _drop_queued(self) -> None:
+        for call in self.gate.calls():
+            if any(lane.drop(call) for lane in (self.control, self.small, self.bulk)):
+                call.error = StoreClosedError(
+                    f"{call.name} was dropped while it waited for a thread: the store is closing",
+                    rank=self.rank,
+                )
+                call.started = call.finished = time.monotonic()
+                call.on_done(call)
+
+    def _close_in_thread(self, closing: ThreadFuture[None]) -> None:
+        error: BaseException | None = None
+        try:
+            self.gate.drained(None)
+            for lane in (self.control, self.small, self.bulk):
+                lane.close()
+            if self._tear_down is not None and self.native is not None:
+                # A call like the others, so that whoever looks for stuck ones finds it.
+                last = Call("tear-down", self._tear_down, (self.native,), self._over)
+                self.gate.enter(last, closing=True)
+                last.run()
+                if last.error is not None:
+                    raise last.error
+        except BaseException as exc:  # noqa: BLE001  # whoever waits for the end gets it
+            error = exc
+        untrack(self)
+        self.native = None
+        self._kept.clear()
+        self.gate.closed()
+        if error is None:
+            closing.set_result(None)
+        else:
+            closing.set_exception(error)
+
+    def __repr__(self) -> str:
+        return f"<EngineClient {self.gate!r}>"
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def close_dropped(client: EngineClient, label: str) -> None:
+    """Close, in the background, the client of a store that was dropped without ``aclose``."""
+    if client.gate.state is State.OPEN:
+        client.begin_close()
+        warnings.warn(
+            f"unclosed {label}: it closes in the background; use 'async with' or "
+            "await store.aclose()",
+            ResourceWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,57 @@
+"""Frozen snapshots of a store: what it has done, and whether it can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Health", "StoreStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store has done so far.
+
+    Attributes:
+        calls: Jobs that went through the gate and ended (a verb is one job or a few).
+        in_flight: Jobs queued or running now, abandoned ones included.
+        abandoned: Jobs still running that nobody waits for any more.
+        tainted: A transfer came near the engine's own limit of 60 s; reads are refused.
+        bytes_read: Bytes of values that reads brought in.
+        bytes_written: Bytes of values that writes stored.
+        errors: Failed jobs and keys by the name of the engine's code.
+        warmup_attempts: Warm-up attempts so far.
+        longest_loop_stall: Longest time, in seconds, from the end of a call on its thread until
+            the loop took the answer up: how long the loop was busy or still while calls ran.
+    """
+
+    calls: int
+    in_flight: int
+    abandoned: int
+    tainted: bool
+    bytes_read: int
+    bytes_written: int
+    errors: Mapping[str, int]
+    warmup_attempts: int
+    longest_loop_stall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a store can serve, as far as it knows without asking anybody.
+
+    Attributes:
+        state: ``"ready"``, ``"master-unreachable"`` (the engine's ping fails), ``"tainted"``
+            (reads are refused), ``"closing"``, ``"closed"`` or ``"forked"`` (this is a forked
+            child of the process that opened the store).
+        detail: One sentence for people.
+    """
+
+    state: Literal["ready", "master-unreachable", "tainted", "closing", "closed", "forked"]
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether calls have a chance."""
+        return self.state == "ready"
