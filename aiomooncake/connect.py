@@ -8,13 +8,13 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
 from aiomooncake.cluster import LocalCluster
-from aiomooncake.config import Target, parse_target, split_address
+from aiomooncake.config import StoreConfig, Target, parse_target, split_address
 from aiomooncake.engine.binding import (
     find_address_methods,
     find_methods,
@@ -40,7 +40,7 @@ from aiomooncake.transfers import Transfers
 from aiomooncake.warmup import WarmupPolicy
 
 if TYPE_CHECKING:
-    from aiomooncake.config import ReplicateConfig, StoreConfig
+    from aiomooncake.config import ReplicateConfig
     from aiomooncake.engine.protocol import NativeStore
 
 __all__ = ["adopt", "connect"]
@@ -48,8 +48,11 @@ __all__ = ["adopt", "connect"]
 Methods = tuple[frozenset[str], frozenset[str]]
 """All public methods of a binding, and those that name memory of the caller."""
 
+S = TypeVar("S", bound=Store)
+
 _set_ups: Final = Turnstile()
 
+DEFAULT_TIMEOUT: Final = 120.0
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
 _PROBE_TIMEOUT: Final = 1.0
@@ -65,7 +68,7 @@ def connect(
     target: str | StoreConfig | None = None,
     *,
     rank: int | str | None = None,
-    timeout: float = 120.0,
+    timeout: float = DEFAULT_TIMEOUT,
     warmup: bool | WarmupPolicy | None = None,
     engine: InMemoryEngine | None = None,
     transfer_engine: object | None = None,
@@ -109,16 +112,20 @@ class _Opener:
     warmup: bool | WarmupPolicy | None
     engine: InMemoryEngine | None
     transfer_engine: object | None
+    private_master: LocalCluster | None = None  # that ends with the store
     doing: str = "starting"
     trouble: str = ""
     tries: int = 0
 
     async def open(self, target: str | StoreConfig | None, overrides: dict[str, Any]) -> Store:
-        if not self.timeout > 0:
+        if not _is_positive(self.timeout):
             raise InvalidArgumentError(
                 f"timeout must be a positive number of seconds, not {self.timeout!r}",
                 rank=self.rank,
             )
+        if target is None:
+            # It may name a file, and the file may be on a slow disk.
+            target = await anyio.to_thread.run_sync(StoreConfig.from_env)
         parsed = parse_target(target)
         place = parsed.address or parsed.kind
         store: Store | None = None
@@ -144,7 +151,7 @@ class _Opener:
             # Not worth waiting for a master; it tells what is missing.
             load_binding()
         if parsed.kind == "master":
-            return await self._open_native(parsed.to_config(**overrides), None)
+            return await self._open_native(parsed.to_config(**overrides))
         self.doing = "starting a private master"
         parsed.to_config("127.0.0.1:1", **overrides)  # a bad override is told before the start
         cluster = LocalCluster()
@@ -158,10 +165,13 @@ class _Opener:
                     **overrides,
                 },
             )
-            return await self._open_native(config, cluster)
+            store = await self._open_native(config)
         except BaseException:
             await cluster.stop()
             raise
+        # Not before: a set-up that fails must leave the master to the next try.
+        self.private_master = cluster
+        return store
 
     async def _open_in_memory(self, engine: InMemoryEngine, config: StoreConfig) -> Store:
         client = EngineClient(
@@ -186,10 +196,12 @@ class _Opener:
             )
 
         self.doing = "setting up the in-memory engine"
-        await self._set_up(client, set_up)
+        code = await self._set_up(client, set_up)
+        if code != 0:
+            self._refused(config, config.local_hostname or "", code)
         return self._store(client, config, _methods_of(InMemoryStore), lambda given: given)
 
-    async def _open_native(self, config: StoreConfig, cluster: LocalCluster | None) -> Store:
+    async def _open_native(self, config: StoreConfig) -> Store:
         if config.client_server_address is not None:
             raise NotSupportedError(
                 "client_server_address asks for a dummy client, which this version does not open; "
@@ -221,8 +233,8 @@ class _Opener:
             try:
                 lifecycle.tear_down(native)
             finally:
-                if cluster is not None:
-                    cluster.blocking.stop()
+                if self.private_master is not None:
+                    self.private_master.blocking.stop()
 
         delay = _FIRST_DELAY
         self.tries = 0
@@ -309,13 +321,8 @@ class _Opener:
         return True
 
     async def _warm_up(self, store: Store, scope: anyio.CancelScope) -> None:
-        policy = self.warmup if isinstance(self.warmup, WarmupPolicy) else WarmupPolicy()
-        left = scope.deadline - anyio.current_time() - _MARGIN
-        if policy.timeout is None or policy.timeout > left:
-            # So that what ends is the warm-up, with its history and its diagnosis.
-            policy = replace(policy, timeout=max(left, _MARGIN))
         self.doing = "warming up"
-        await store.warmup(policy)
+        await store.warmup(policy_until(scope.deadline, self.warmup))
 
     def _store(
         self,
@@ -379,7 +386,7 @@ class _AdoptedStore(Store, Coroutine[Any, Any, Store]):
 
 def adopt(
     native_store: Any, *, rank: int | str | None = None, config: StoreConfig | None = None
-) -> Store:
+) -> _AdoptedStore:
     """Put the same face on a ``MooncakeDistributedStore`` that somebody else has set up.
 
     The store is open at once, so that ``asyncio.run(adopt(native, rank=3).warmup())`` works; it
@@ -428,14 +435,14 @@ def adopt(
 
 
 def _make_store(
-    kind: type[Store],
+    kind: type[S],
     client: EngineClient,
     config: StoreConfig | None,
     methods: Methods,
     convert: Callable[[ReplicateConfig], object],
     *,
     registered_only: bool,
-) -> Store:
+) -> S:
     transfers = Transfers(
         client, rank=client.rank, registered_only=registered_only, convert=convert
     )
@@ -451,6 +458,25 @@ def _make_store(
 
 def _methods_of(store_class: type[Any]) -> Methods:
     return find_methods(store_class), find_address_methods(store_class)
+
+
+def policy_until(
+    deadline: float,
+    warmup: bool | WarmupPolicy | None,  # noqa: FBT001  # as connect takes it
+) -> WarmupPolicy:
+    """Bound a warm-up by a point of the loop's time.
+
+    A little before it, so that what ends is the warm-up, with its history and its diagnosis.
+    """
+    policy = warmup if isinstance(warmup, WarmupPolicy) else WarmupPolicy()
+    left = deadline - anyio.current_time() - _MARGIN
+    if policy.timeout is None or policy.timeout > left:
+        policy = replace(policy, timeout=max(left, _MARGIN))
+    return policy
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 async def _route_address(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ import anyio
 from aiomooncake._tasks import settle, together
 from aiomooncake.cluster import LocalCluster
 from aiomooncake.config import parse_target
-from aiomooncake.connect import connect
+from aiomooncake.connect import DEFAULT_TIMEOUT, connect, policy_until
 from aiomooncake.errors import InvalidArgumentError, WarmupError, rank_label
 from aiomooncake.opening import Opening
 from aiomooncake.warmup import Pace, WarmupPolicy, WarmupProgress, WarmupReport
@@ -138,6 +138,9 @@ async def _open_group(
     same: dict[str, Any],
 ) -> RankGroup:
     wanted = _check_ranks(ranks)
+    began = anyio.current_time()
+    # All of them before the first opening is made, which must be awaited then.
+    options = {rank: same | dict(per_rank(rank) if per_rank else {}) for rank in wanted}
     cluster: LocalCluster | None = None
     parsed = parse_target(target) if isinstance(target, str) else None
     if parsed is not None and parsed.kind == "local" and same.get("engine") is None:
@@ -149,16 +152,13 @@ async def _open_group(
             | dict(parsed.overrides),
         )
     try:
-        stores = await _open_all(
-            [
-                connect(target, rank=rank, **(same | dict(per_rank(rank) if per_rank else {})))
-                for rank in wanted
-            ]
-        )
+        stores = await _open_all([connect(target, rank=rank, **options[rank]) for rank in wanted])
         group = RankGroup(dict(zip(wanted, stores, strict=True)), cluster)
         if warmup:
             try:
-                await group.warmup(warmup if isinstance(warmup, WarmupPolicy) else None)
+                await group.warmup(
+                    policy_until(began + same.get("timeout", DEFAULT_TIMEOUT), warmup)
+                )
             except BaseException:
                 await group.aclose()
                 raise

@@ -17,6 +17,7 @@ import anyio
 
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
+from aiomooncake.engine.lifecycle import give_memory_back
 from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.workers import Call, Lane
 from aiomooncake.errors import (
@@ -99,6 +100,11 @@ class EngineClient:
 
     def _keep(self, native: NativeStore) -> None:
         self.native = native
+
+    @property
+    def owns_native(self) -> bool:
+        """Whether closing tears the native object down."""
+        return self._tear_down is not None
 
     @property
     def native_object(self) -> NativeStore:
@@ -354,6 +360,8 @@ class EngineClient:
         untrack(self)
         self.native = None
         self._kept.clear()
+        if self._tear_down is not None:
+            give_memory_back()
         self.gate.closed()
         if error is None:
             closing.set_result(None)
@@ -370,9 +378,14 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def close_dropped(client: EngineClient, label: str) -> None:
-    """Close, in the background, the client of a store that was dropped without ``aclose``."""
+    """Close, in the background, the client of a store that was dropped without ``aclose``.
+
+    An adopted one needs no closing, so that ``adopt(native).warmup()`` is a line of its own.
+    """
     if client.gate.state is State.OPEN:
         client.begin_close()
+        if not client.owns_native:
+            return
         warnings.warn(
             f"unclosed {label}: it closes in the background; use 'async with' or "
             "await store.aclose()",

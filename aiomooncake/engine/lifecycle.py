@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiomooncake.config import StoreConfig
     from aiomooncake.engine.binding import Binding, NativeStore
 
-__all__ = ["DirectEntry", "Lifecycle", "prepare_environment"]
+__all__ = ["DirectEntry", "Lifecycle", "give_memory_back", "prepare_environment"]
 
 log = logging.getLogger("aiomooncake")
 
@@ -227,7 +227,9 @@ class Lifecycle:
     ) -> int:
         options: dict[str, Any] = {}
         if transfer_engine is not None:
-            options["engine"] = transfer_engine
+            # setup() takes what is inside a mooncake.engine.TransferEngine.
+            get_engine = getattr(transfer_engine, "get_engine", None)
+            options["engine"] = transfer_engine if get_engine is None else get_engine()
         if config.enable_ssd_offload:
             options["enable_ssd_offload"] = True
             options["ssd_offload_path"] = config.ssd_offload_path
@@ -272,6 +274,18 @@ def prepare_environment(config: StoreConfig) -> None:
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     _set_ours("MC_RPC_TIMEOUT_MS", str(round(config.rpc_timeout * 1000)))
     _set_ours("MC_RPC_CONNECT_TIMEOUT_MS", str(round(config.rpc_connect_timeout * 1000)))
+
+
+def give_memory_back() -> None:
+    """Return what a client has freed to the operating system; for a worker thread.
+
+    The 25 MB of a client lie in small pieces over the heaps of many threads, and the C library
+    keeps freed pieces: 20 stores that were opened and closed left 400 MB behind. This takes
+    5-20 ms without the GIL.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's
+        trim(0)
 
 
 _ours: dict[str, str] = {}

@@ -8,7 +8,7 @@ and a worker thread that comes back while the interpreter finalises aborts the p
   over there, and their native objects are never freed. A child of a process that ever opened a
   store can't open one (the engine would hang for ever), so :func:`check_can_open` refuses.
 * **Exit**: the engine's own handler is disarmed before the first client exists (not when somebody
-  else in the process imported the engine first; then stores are torn down at exit). Calls and
+  else in the process imported the engine first; then it tears all stores down). Calls and
   closes that are under way when the interpreter exits get :data:`EXIT_GRACE` seconds to end.
   Native objects that are still open are left to the operating system, and the master forgets the
   client when its TTL ends, as it does for a process that died.
@@ -56,17 +56,15 @@ _libc = ctypes.CDLL(None)
 _lock = threading.Lock()
 _live: weakref.WeakSet[EngineClient] = weakref.WeakSet()
 _hooks_installed = False
-_opened_here = False
 _opened_by_parent = False
 _disarmed = False
 
 
 def track(client: EngineClient) -> None:
     """Watch over a client and its native object until :func:`untrack` is called."""
-    global _hooks_installed, _opened_here
+    global _hooks_installed
     with _lock:
         _live.add(client)
-        _opened_here = True
         if not _hooks_installed:
             _hooks_installed = True
             atexit.register(_at_exit)
@@ -150,11 +148,7 @@ def _at_exit() -> None:
     live = list(_live)
     for client in live:
         _keep_for_ever(client.native)
-        if _disarmed:
-            client.gate.shut()
-        else:
-            # The engine's handler would do it later, under calls that still run.
-            client.begin_close()
+        client.gate.shut()
     stuck = [client for client in live if not client.quiet(deadline - time.monotonic())]
     if stuck:
         log.warning(
