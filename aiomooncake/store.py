@@ -125,7 +125,12 @@ class Store:
         await self._write("put", key, value, config)
 
     async def upsert(self, key: str, value: Any, *, config: ReplicateConfig | None = None) -> None:
-        """Store a value, in place of the one that is there; otherwise as :meth:`put`."""
+        """Store a value, in place of the one that is there; otherwise as :meth:`put`.
+
+        The engine does not make it atomic for others: until it returns, reads of the key may
+        answer None or a mix of both values, and when a value of another size finds no room, the
+        old one is gone all the same.
+        """
         await self._write("upsert", key, value, config)
 
     async def remove(self, key: str, *, force: bool = False) -> bool:

@@ -45,8 +45,14 @@ def engine() -> InMemoryEngine:
 
 
 @pytest.fixture
-async def store(engine: InMemoryEngine, open_store: Any) -> AsyncIterator[Store]:
-    """A store with one thread per lane for small values, and at most two abandoned calls."""
+async def store(
+    engine: InMemoryEngine, open_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Store]:
+    """A store with one thread per lane for small values, and at most two abandoned calls.
+
+    Abandoned calls count as stuck at once here, instead of after a second.
+    """
+    monkeypatch.setattr("aiomooncake.engine.gate.STUCK_AFTER", 0.0)
     store: Store = await open_store(
         "memory://threads", engine=engine, rank=40, threads=1, max_abandoned=2
     )
@@ -207,6 +213,21 @@ async def test_beyond_the_cap_calls_fail_at_once_until_the_stuck_ones_return(
     await eventually(lambda: store.stats().abandoned == 0)
     assert store.stats().in_flight == 0
     assert await store.get("key") == b"value"
+
+
+async def test_healthy_calls_that_were_cancelled_do_not_count_as_stuck(
+    engine: InMemoryEngine, store: Store, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelling 100 healthy gets once made the next call fail, in 19 of 50 rounds."""
+    monkeypatch.setattr("aiomooncake.engine.gate.STUCK_AFTER", 60.0)
+    engine.fault("get_into", hold=hold, times=2)
+    for _ in range(2):
+        task = start(store.get("key"))
+        await hold()
+        await cancelled(task)
+    assert store.stats().abandoned == 2
+    assert await store.get("key") == b"value"
+    hold.set()
 
 
 async def test_a_stuck_thread_is_niced(

@@ -18,6 +18,9 @@ from aiomooncake.errors import (
 
 __all__ = ["Gate", "State"]
 
+STUCK_AFTER = 1.0
+"""Seconds after which a call that nobody waits for counts as stuck."""
+
 # How many calls a message about stuck calls names.
 _NAMED_CALLS = 8
 
@@ -87,10 +90,15 @@ class Gate:
     def check_abandoned(self, name: str) -> None:
         """Refuse a call that may get stuck while too many are.
 
+        Calls that were given up a moment ago and are healthy don't count.
+
         Raises:
             TooManyAbandonedError: Too many calls are stuck that nobody waits for.
         """
-        stuck = len(self._given_up)
+        if self.state is not State.OPEN or len(self._given_up) < self._max_abandoned:
+            return
+        with self._lock:
+            stuck = sum(call.age >= STUCK_AFTER for call in self._given_up)
         if stuck >= self._max_abandoned:
             raise TooManyAbandonedError(
                 f"{name} refused: {stuck} calls that were cancelled or timed out are still stuck "
