@@ -421,7 +421,7 @@ def adopt(
             rank=rank,
         )
     client = EngineClient(
-        rank=rank, threads=8, max_abandoned=8, tear_down=None, guarded=not in_memory
+        rank=rank, threads=4, max_abandoned=8, tear_down=None, guarded=not in_memory
     )
     client.take(native_store)
 

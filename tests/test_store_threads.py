@@ -307,7 +307,7 @@ async def test_fifty_cancelled_calls_leave_nothing_behind(
 async def test_many_keys_cancelled_leave_nothing_behind(
     engine: InMemoryEngine, open_store: Any, hold: Hold, eventually: Eventually
 ) -> None:
-    store = await open_store("memory://threads", engine=engine)
+    store = await open_store("memory://threads", engine=engine, threads=8)
     engine.fault("batch_get_into", hold=hold)
     task = start(store.get_many([str(i) for i in range(300)]))
     await hold(5)

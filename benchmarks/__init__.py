@@ -1,0 +1,3 @@
+"""Benchmarks of aiomooncake against the other ways to use Mooncake from asyncio."""
+
+from __future__ import annotations

@@ -1,0 +1,135 @@
+"""The benchmarks run: a smoke of all of them, without judging a figure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import Bench, Value
+from benchmarks.measure import Measurement, Meter, Round, percentile
+from benchmarks.process import OverCapError, Worker, WorkerError
+from benchmarks.scenarios import GROUPS
+from tests.benchmark_jobs import Echo
+
+ROOT = Path(__file__).parent.parent
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the engine has Linux wheels only")
+
+
+@linux
+@pytest.mark.timeout(180)
+def test_smoke_measures_every_scenario(tmp_path: Path) -> None:
+    pytest.importorskip("mooncake.store")
+    out = tmp_path / "result.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--smoke", "--json", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(out.read_text())
+    names = {scenario.name for group in GROUPS for scenario in group.scenarios}
+    assert result["failures"] == {}
+    assert set(result["scenarios"]) == names
+    assert {one["scenario"] for one in result["measurements"]} == names
+    assert {row["scenario"] for row in result["table"]} == names
+    for name in names:
+        assert name in run.stdout
+    for one in result["measurements"]:
+        assert one["cap"] is not None or one["medians"]["operations_per_second"] > 0
+
+
+def test_every_scenario_is_defined_in_the_readme() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    for group in GROUPS:
+        for scenario in group.scenarios:
+            assert f"`{scenario.name}`" in text
+
+
+def test_only_takes_known_names() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--only", "no-such"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "connect-closed" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "theirs", "times"), [("1/s", 12.0, 4.0, 3.0), ("s", 4.0, 12.0, 3.0)]
+)
+def test_ratio_says_how_many_times_better(
+    unit: str, ours: float, theirs: float, times: float
+) -> None:
+    bench = Bench(smoke=True, rounds=1)
+    bench.compare("x", "y", unit, ours, theirs, at_least_times=3.5)
+    (row,) = bench.rows
+    assert row.ratio == Value(times)
+    assert row.met is False
+
+
+def test_ratio_to_work_that_did_not_end_is_a_bound() -> None:
+    bench = Bench(smoke=True, rounds=1)
+    bench.compare("x", "y", "s", 2.0, Value(10.0, at_least=True), at_most=3.0)
+    (row,) = bench.rows
+    assert row.ratio == Value(5.0, at_least=True)
+    assert row.met is True
+
+
+def test_measurement_gives_medians_of_its_rounds() -> None:
+    rounds = [Round(seconds, operations=10, figures={"x": seconds}) for seconds in (1.0, 2.0, 5.0)]
+    measurement = Measurement("s", "p", {}, rounds)
+    assert measurement.median("seconds") == measurement.median("x") == 2.0
+    assert measurement.largest("seconds") == 5.0
+    assert measurement.rate == 5.0
+
+
+def test_percentile_of_few_values() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([7.0], 0.99) == 7.0
+    assert percentile([float(i) for i in range(100)], 0.9) == 90.0
+
+
+@linux
+async def test_meter_sees_memory_and_stalls() -> None:
+    async with Meter() as meter:
+        block = bytearray(32 << 20)
+        await asyncio.sleep(0.01)
+    measured = meter.round(2, [0.1, 0.2])
+    assert len(block) <= measured.extra_rss < 2 * len(block)
+    assert measured.peak_rss > measured.extra_rss
+    assert measured.seconds >= 0.01
+    assert (measured.p50, measured.p99) == (0.2, 0.2)
+
+
+@linux
+def test_worker_answers_and_tells_errors() -> None:
+    with Worker(Echo) as worker:
+        assert worker.call("echo", text="häh") == "häh"
+        with pytest.raises(WorkerError, match="no luck today"):
+            worker.call("fail")
+        assert worker.call("echo", text="still there") == "still there"
+
+
+@linux
+def test_worker_that_dies_is_an_error() -> None:
+    with Worker(Echo) as worker, pytest.raises(WorkerError, match="code 3"):
+        worker.call("leave")
+
+
+@linux
+def test_worker_is_killed_at_its_cap() -> None:
+    with Worker(Echo) as worker, pytest.raises(OverCapError) as caught:
+        worker.call("hang", within=2.0)
+    assert caught.value.still is not None
