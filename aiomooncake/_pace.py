@@ -71,7 +71,13 @@ class Pace:
         alone = now + delay * stretch
         if alone >= deadline:
             return None
-        turn = self._last_turn + min(delay, _WIDENING * policy.max_delay / self._ranks) * stretch
+        apart = _WIDENING * policy.max_delay / self._ranks
+        if self._ranks > 1:
+            # Early waits are short, but a group of many soon goes at its steady pace.
+            apart = min(apart, 2 * delay)
+        else:
+            apart = 0.0
+        turn = self._last_turn + apart * stretch
         if turn >= deadline:
             # A group never makes a rank do worse than it would alone.
             return alone - now
