@@ -71,11 +71,9 @@ class Pace:
         alone = now + delay * stretch
         if alone >= deadline:
             return None
-        apart = _WIDENING * policy.max_delay / self._ranks
-        if self._ranks > 1:
-            # Early waits are short, but a group of many soon goes at its steady pace.
-            apart = min(apart, 2 * delay)
-        else:
+        # Early waits are short, but a group of many soon goes at its steady pace.
+        apart = min(2 * delay, _WIDENING * policy.max_delay / self._ranks)
+        if self._ranks == 1:
             apart = 0.0
         turn = self._last_turn + apart * stretch
         if turn >= deadline:
