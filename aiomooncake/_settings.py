@@ -216,6 +216,7 @@ _TABLE: Final = (
     Setting("rpc_connect_timeout", _seconds),
     Setting("transfer_timeout", _transfer_timeout),
     Setting("direct", _flag),
+    Setting("merge", _flag),
     Setting("max_abandoned", _count),
     Setting("threads", _count),
 )

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import anyio
 
+from aiomooncake.errors import MooncakeError
+
 T = TypeVar("T")
 
-__all__ = ["settle", "together"]
+__all__ = ["caught", "finished", "settle", "together"]
+
+
+async def caught(
+    work: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any
+) -> T | MooncakeError:
+    """Do the work on one key; what went wrong with that key is the answer.
+
+    It takes the function, since a task that is cancelled before it begins would never await a
+    coroutine.
+
+    Raises:
+        MooncakeError: What is not about one key: the store is closed, say.
+    """
+    try:
+        return await work(*args, **kwargs)
+    except MooncakeError as exc:
+        if exc.key is None:
+            raise
+        return exc
 
 
 async def together(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -39,6 +60,15 @@ async def settle(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseExcept
         return await asyncio.gather(*tasks, return_exceptions=True)
     except BaseException:
         await _wait(tasks)
+        raise
+
+
+async def finished(task: asyncio.Task[T]) -> T:
+    """Wait until a task is over, however often this one is cancelled meanwhile."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _wait([task])
         raise
 
 

@@ -41,7 +41,8 @@ _PORT_TRIES = 3  # starts with fresh ports; each loses the port race only to a r
 class LocalCluster:
     """Run a private ``mooncake_master`` on free loopback ports.
 
-    Enter it with ``with`` or ``async with``, or call `start` and `stop`. It belongs to no event
+    Enter it with ``with`` or ``async with``, or await `start` and `stop`; without a loop call
+    ``cluster.blocking.start()`` and ``cluster.blocking.stop()``. It belongs to no event
     loop: it may be started in one and stopped in another. The ports are chosen at the first start
     and stay the same, so that clients find a restarted master again. The process never outlives
     the one that started it, not even when that is killed. In a forked child the object is inert:
@@ -231,7 +232,10 @@ class BlockingCluster:
     def ports(self) -> tuple[int, int]:
         """Return the RPC port and the HTTP port. Raises `ClusterError` before the first start."""
         if self._ports is None:
-            raise ClusterError("the cluster has no address yet: start it first")
+            raise ClusterError(
+                "the cluster has no address yet: await cluster.start() first, or call "
+                "cluster.blocking.start() without a loop"
+            )
         return self._ports
 
     @property

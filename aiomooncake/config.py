@@ -109,6 +109,8 @@ class StoreConfig:
             ``MC_TCP_PROGRESS_TIMEOUT_SEC``, read once per process.
         direct: set up and tear down through the engine's exported entry points, which leave the GIL
             free; False = through the binding, which stops every thread meanwhile.
+        merge: let calls of single keys that wait together travel in one engine call; False = each
+            travels by itself.
         max_abandoned: calls that were cancelled and are still stuck in the engine; beyond this many
             further calls fail at once, since each stuck one burns a core.
         threads: worker threads for calls of small values. A thread in a transfer spins, so more of
@@ -136,6 +138,7 @@ class StoreConfig:
     rpc_connect_timeout: float = 2.0
     transfer_timeout: int = 2
     direct: bool = True
+    merge: bool = True
     max_abandoned: int = 8
     threads: int = 4
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
+from aiomooncake._values import mask_secrets
 from aiomooncake.cluster import LocalCluster
 from aiomooncake.config import StoreConfig, Target, parse_target, split_address
 from aiomooncake.engine.binding import (
@@ -27,11 +31,13 @@ from aiomooncake.engine.lifecycle import Lifecycle, prepare_environment
 from aiomooncake.engine.process import check_can_open, load_engine
 from aiomooncake.engine.turnstile import Turnstile
 from aiomooncake.errors import (
+    ConfigError,
     InvalidArgumentError,
     NotSupportedError,
     SetupError,
     SetupTimeoutError,
     code_name,
+    rank_label,
 )
 from aiomooncake.master import failure_reason, http_get, probe_alive, probe_tcp
 from aiomooncake.opening import Opening
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt", "connect"]
 
+log = logging.getLogger("aiomooncake")
+
 Methods = tuple[frozenset[str], frozenset[str]]
 """All public methods of a binding, and those that name memory of the caller."""
 
@@ -56,6 +64,8 @@ DEFAULT_TIMEOUT: Final = 120.0
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
 _PROBE_TIMEOUT: Final = 1.0
+_RDMA_DEVICES: Final = Path("/sys/class/infiniband")
+_TELL_EVERY: Final = 10.0
 # A set-up that fails this often while the master answers fails for another reason.
 _FAILED_SET_UPS: Final = 4
 _INVALID: Final = -600
@@ -100,7 +110,7 @@ def connect(
         ForkedProcessError: The process was forked from one that had opened a store.
     """
     opener = _Opener(rank, timeout, warmup, engine, transfer_engine)
-    return Opening(opener.open(target, overrides), Store.aclose)
+    return Opening("a store", opener.open(target, overrides), Store.aclose)
 
 
 @dataclass(slots=True)
@@ -208,19 +218,13 @@ class _Opener:
                 "leave it (and MOONCAKE_CLIENT) out to connect with a client of this process",
                 rank=self.rank,
             )
-        hostname = config.local_hostname
         master: tuple[str, int] | None = None
         if "://" not in config.master_server_address:
             master = split_address(config.master_server_address, field="master_server_address")
             await self._wait_for_master(*master, config.master_metrics_port)
-            hostname = hostname or await _route_address(*master)
-        elif hostname is None:
-            raise InvalidArgumentError(
-                f"local_hostname is needed with {config.master_server_address.split('://')[0]}://: "
-                "the way to the master is not known beforehand; give an address by which peers "
-                "reach this host",
-                rank=self.rank,
-            )
+        hostname = await self._hostname(config, master)
+        if config.protocol == "rdma":
+            await anyio.to_thread.run_sync(_check_rdma, self.rank)
         self.doing = "loading the engine"
         prepare_environment(config)
         binding = await anyio.to_thread.run_sync(load_engine, abandon_on_cancel=True)
@@ -290,6 +294,8 @@ class _Opener:
     ) -> None:
         delay = _FIRST_DELAY
         self.doing = f"waiting for the master {host}:{port}"
+        began = anyio.current_time()
+        told = -math.inf
         while True:
             self.tries += 1
             try:
@@ -298,8 +304,57 @@ class _Opener:
                     return
             except OSError as exc:
                 self.trouble = failure_reason(exc)
+            waited = anyio.current_time() - began
+            if waited - told >= _TELL_EVERY:
+                told = waited
+                log.warning(
+                    "%swaiting for the master %s:%d: %s (%.0f s of %g s)",
+                    f"[{rank_label(self.rank)}] " if self.rank is not None else "",
+                    host,
+                    port,
+                    self.trouble,
+                    waited,
+                    self.timeout,
+                )
             await anyio.sleep(delay)
             delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _hostname(self, config: StoreConfig, master: tuple[str, int] | None) -> str:
+        """Find the address by which peers reach this client."""
+        if config.local_hostname is not None:
+            await self._check_hostname(config.local_hostname)
+            return config.local_hostname
+        if master is not None:
+            return await _route_address(*master)
+        raise ConfigError(
+            f"local_hostname is needed with {config.master_server_address.split('://')[0]}://: the "
+            "way to the master is not known beforehand; give an address by which peers reach this "
+            "host (or the master as host:port)",
+            rank=self.rank,
+        )
+
+    async def _check_hostname(self, hostname: str) -> None:
+        """Warn of an address by which peers would reach somebody else, or nobody.
+
+        Only warn: in a container the address of the machine around it may be right.
+        """
+        if hostname.startswith("["):
+            host = hostname[1:].partition("]")[0]
+        else:
+            host = hostname if hostname.count(":") > 1 else hostname.partition(":")[0]
+        try:
+            found = await anyio.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+            family, _, _, _, address = found[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+        except OSError as exc:
+            log.warning(
+                "%slocal_hostname=%r is not an address of this host (%s): peers that are given it "
+                "can't reach the memory here, and their calls fail with TRANSFER_FAIL",
+                f"[{rank_label(self.rank)}] " if self.rank is not None else "",
+                hostname,
+                failure_reason(exc),
+            )
 
     async def _serves(self, host: str, metrics_port: int) -> bool:
         """Ask ``/health``; a master whose metrics port is closed gets the benefit of the doubt."""
@@ -345,19 +400,21 @@ class _Opener:
 
     def _refused(self, config: StoreConfig, hostname: str, code: int) -> NoReturn:
         raise SetupError(
-            f"the engine refuses the set-up: {code} {code_name(code)}, although the master "
-            f"{config.master_server_address} answers. The code does not say which input is wrong; "
+            f"the engine refuses the set-up: {code} {code_name(code)}, although "
+            f"{config.master_server_address} takes connections. The code does not say what is "
+            "wrong. Is that the master's RPC port (not its HTTP port, nor another server)? "
             + (
                 "Client and master of different versions don't talk: install the same "
-                "wheel on both sides. Or "
+                "wheel on both sides. "
                 if code == _RPC_FAILED
                 else ""
             )
-            + f"check local_hostname={hostname!r} (does it name this host?), "
+            + f"Check local_hostname={hostname!r} (does it name this host?), "
             f"protocol={config.protocol!r}, device_name={config.device_name!r}, "
             f"metadata_server={config.metadata_server!r} (does it run?), and that "
-            "global_segment_size and local_buffer_size fit into memory; MC_LOG_LEVEL=INFO shows "
-            "the engine's own log",
+            f"global_segment_size={config.global_segment_size} and local_buffer_size="
+            f"{config.local_buffer_size} bytes fit into memory; MC_LOG_LEVEL=INFO shows the "
+            "engine's own log",
             code=code,
             rank=self.rank,
         )
@@ -444,7 +501,11 @@ def _make_store(
     registered_only: bool,
 ) -> S:
     transfers = Transfers(
-        client, rank=client.rank, registered_only=registered_only, convert=convert
+        client,
+        rank=client.rank,
+        registered_only=registered_only,
+        convert=convert,
+        master=mask_secrets(config.master_server_address) if config is not None else "",
     )
     return kind(
         client,
@@ -477,6 +538,16 @@ def policy_until(
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and value > 0
+
+
+def _check_rdma(rank: int | str | None) -> None:
+    """Refuse a transport that the engine would quietly replace by another one."""
+    if not (_RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir())):
+        raise ConfigError(
+            "protocol='rdma', but this host has no RDMA device (/sys/class/infiniband is empty), "
+            "and the engine would quietly use TCP: load the driver, or say protocol='tcp'",
+            rank=rank,
+        )
 
 
 async def _route_address(host: str, port: int) -> str:

@@ -6,10 +6,9 @@ import ctypes
 import mmap
 import re
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiomooncake._buffers import address_of, parts_of
+from aiomooncake._buffers import address_of, address_of_bytes, parts_of
 from aiomooncake.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -23,9 +22,10 @@ __all__ = [
     "ScratchPool",
     "gather",
     "layout",
+    "view_of",
 ]
 
-SCRATCH_SIZE = 1 << 20
+SCRATCH_SIZE = 4 << 20
 """Bytes of one scratch block; pages that no value has touched cost no memory."""
 
 _FIELD_NAME = re.compile(r":[^:]*:")  # in the format of a structured array
@@ -37,24 +37,65 @@ _GATHER_ITEMS = 1 << 16
 _GATHER_STEP = 1 << 20
 
 
-@dataclass(frozen=True)
 class Block:
     """Contiguous bytes at an address, and what keeps them there.
+
+    Made for every value that is stored, so it is a plain class.
 
     Attributes:
         address: Address of the first byte.
         nbytes: How many bytes.
         keep: The object that keeps the memory alive and in place.
         mutable: Whether its owner may change it while the engine reads it.
+        registered: Whether the engine knows the memory already.
     """
 
-    address: int
-    nbytes: int
-    keep: object
-    mutable: bool
+    __slots__ = ("address", "keep", "mutable", "nbytes", "registered")
+
+    def __init__(
+        self, address: int, nbytes: int, keep: object, *, mutable: bool, registered: bool = False
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.keep = keep
+        self.mutable = mutable
+        self.registered = registered
 
     def __repr__(self) -> str:
         return f"<Block {self.nbytes} bytes{' mutable' if self.mutable else ''}>"
+
+
+def view_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> memoryview:
+    """Look at a value as memory.
+
+    Raises:
+        InvalidArgumentError: No buffer, an empty one, or one of Python objects.
+    """
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError) as exc:
+        raise InvalidArgumentError(
+            f"{verb} of {key!r} needs bytes or an object with the buffer protocol, not "
+            f"{type(value).__name__} ({exc}); for a torch tensor pass tensor.numpy(), for text "
+            "text.encode()",
+            key=key,
+            rank=rank,
+        ) from None
+    if not view.nbytes:
+        raise InvalidArgumentError(
+            f"{verb} of {key!r} got an empty value, which the engine can't store; "
+            "store a marker byte instead, or remove the key",
+            key=key,
+            rank=rank,
+        )
+    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
+        raise InvalidArgumentError(
+            f"{verb} of {key!r} got an array of Python objects, whose memory holds addresses in "
+            "this process, not values; convert it to a numeric type, or pickle it",
+            key=key,
+            rank=rank,
+        )
+    return view
 
 
 def layout(value: Any, *, verb: str, key: str, rank: int | str | None) -> Block | memoryview:
@@ -70,43 +111,18 @@ def layout(value: Any, *, verb: str, key: str, rank: int | str | None) -> Block 
     Raises:
         InvalidArgumentError: No buffer, or an empty one, which the engine can't store.
     """
-    if type(value) is bytes:
-        view = memoryview(value)
-    else:
-        try:
-            view = memoryview(value)
-        except (TypeError, ValueError, BufferError) as exc:
-            raise InvalidArgumentError(
-                f"{verb} of {key!r} needs bytes or an object with the buffer protocol, not "
-                f"{type(value).__name__} ({exc}); for a torch tensor pass tensor.numpy(), for text "
-                "text.encode()",
-                key=key,
-                rank=rank,
-            ) from None
-    if not view.nbytes:
-        raise InvalidArgumentError(
-            f"{verb} of {key!r} got an empty value, which the engine can't store; "
-            "store a marker byte instead, or remove the key",
-            key=key,
-            rank=rank,
-        )
-    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
-        raise InvalidArgumentError(
-            f"{verb} of {key!r} got an array of Python objects, whose memory holds addresses in "
-            "this process, not values; convert it to a numeric type, or pickle it",
-            key=key,
-            rank=rank,
-        )
+    if type(value) is bytes and value:
+        return _block_of(value)
+    view = view_of(value, verb=verb, key=key, rank=rank)
     if not view.c_contiguous:
         return view if view.nbytes > _SNAPSHOT else _block_of(view.tobytes())
-    if type(value) is not bytes and view.nbytes <= _SNAPSHOT:
+    if view.nbytes <= _SNAPSHOT:
         return _block_of(view.tobytes())
     return Block(address_of(view), view.nbytes, view, mutable=type(view.obj) is not bytes)
 
 
 def _block_of(value: bytes) -> Block:
-    view = memoryview(value)
-    return Block(address_of(view), view.nbytes, view, mutable=False)
+    return Block(address_of_bytes(value), len(value), value, mutable=False)
 
 
 def gather(view: memoryview) -> Block:

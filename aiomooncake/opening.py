@@ -20,11 +20,12 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     ``run_coroutine_threadsafe`` take it as it is.
     """
 
-    __slots__ = ("_close", "_coro", "_opened")
+    __slots__ = ("_close", "_coro", "_opened", "_what")
 
     def __init__(
-        self, coro: Coroutine[Any, Any, T], close: Callable[[T], Awaitable[object]]
+        self, what: str, coro: Coroutine[Any, Any, T], close: Callable[[T], Awaitable[object]]
     ) -> None:
+        self._what = what
         self._coro = coro
         self._close = close
         self._opened: T
@@ -44,6 +45,12 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self._coro.__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self!r} is not open yet, so it has no {name!r}: await it, or enter it with "
+            "'async with'"
+        )
+
     async def __aenter__(self) -> T:
         self._opened = await self._coro
         return self._opened
@@ -57,5 +64,4 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         await self._close(self._opened)
 
     def __repr__(self) -> str:
-        name = getattr(self._coro, "__qualname__", type(self._coro).__name__)
-        return f"<Opening {name}>"
+        return f"<Opening of {self._what}>"

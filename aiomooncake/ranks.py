@@ -127,7 +127,8 @@ def connect_ranks(
         InvalidArgumentError: No rank, or one twice.
         MooncakeError: The first failure of a rank; then none stays open.
     """
-    return Opening(_open_group(target, ranks, per_rank, warmup, same), RankGroup.aclose)
+    opening = _open_group(target, ranks, per_rank, warmup, same)
+    return Opening("a group of stores", opening, RankGroup.aclose)
 
 
 async def _open_group(

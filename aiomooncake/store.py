@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
-from aiomooncake._tasks import together
+from aiomooncake._tasks import caught, together
+from aiomooncake.batching import ASKED_KEYS, WIDTH, Batching, Waiting
+from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.client import EngineClient, close_dropped
 from aiomooncake.engine.gate import State
 from aiomooncake.engine.mirror import BlockingMirror, EngineMirror
@@ -17,18 +20,21 @@ from aiomooncake.errors import (
     BatchError,
     InvalidArgumentError,
     MooncakeError,
+    StoreClosedError,
     error_from_code,
     rank_label,
 )
-from aiomooncake.memory import Block, layout
+from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, StoreStats
-from aiomooncake.transfers import CHUNK, PIECE, Transfers
+from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
+from aiomooncake.views import Views
 from aiomooncake.warmup import WarmupPolicy, WarmupProgress, WarmupReport, warm_up
+from aiomooncake.zero_copy import ZeroCopyVerbs
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aiomooncake.config import ReplicateConfig, StoreConfig
+    from aiomooncake.config import StoreConfig
     from aiomooncake.warmup import Pace
 
 T = TypeVar("T")
@@ -36,8 +42,9 @@ T = TypeVar("T")
 __all__ = ["Store"]
 
 _CLOSE_TIMEOUT = 10.0
-_NOT_READY = -703
-_NOT_FOUND = -704
+# What one turn of the loop lays out of many values: about 2 ms.
+_SLICE_KEYS = 1000
+_SLICE_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class _Warming:
     waiters: int = 0
 
 
-class Store:
+class Store(ZeroCopyVerbs):
     """An open Mooncake store: every verb awaitable, checked, and safe to cancel.
 
     Made by :func:`aiomooncake.connect` or :func:`aiomooncake.adopt`. It belongs to the event loop
@@ -79,6 +86,8 @@ class Store:
         self.blocking = BlockingMirror(client, methods, address_methods)
         self._client = client
         self._transfers = transfers
+        self._views = Views(transfers, config.local_buffer_size if config is not None else 0)
+        self._batching: Batching | None = None
         self._warming: _Warming | None = None
         self._warmup_attempts = 0
         weakref.finalize(self, close_dropped, client, repr(self)).atexit = False
@@ -95,20 +104,27 @@ class Store:
             MooncakeError: The read failed; a failure is never reported as a miss.
         """
         self._check_key(key, "get")
-        return await self._run_small("get", self._transfers.get, key, reads=True)
+        value: bytes | None = await self._merging().gets.ask(Waiting(key))
+        return value
 
     async def exists(self, key: str) -> bool:
         """Tell whether a value can be read. Renews the key's lease, as any read does."""
         self._check_key(key, "exists")
-        return await self._run_small("exists", self._exists, key)
+        there: bool = await self._merging().exists.ask(Waiting(key))
+        return there
 
     async def size(self, key: str) -> int | None:
         """Tell the size of a value in bytes; None when the key is not there. Renews the lease."""
         self._check_key(key, "size")
-        return await self._run_small("size", self._size, key)
+        size: int | None = await self._merging().sizes.ask(Waiting(key))
+        return size
 
     async def put(self, key: str, value: Any, *, config: ReplicateConfig | None = None) -> None:
         """Store a value, unless the key is there already: the engine keeps the first value.
+
+        Writes of one key through one store go one after the other. Beside an unfinished write of
+        the key by *another* client the engine reports success too, before that write has ended or
+        failed: let one client write a key, or ask :meth:`exists` where that matters.
 
         Args:
             key: The key; not empty.
@@ -138,7 +154,9 @@ class Store:
 
         Args:
             key: The key.
-            force: Remove it also while a lease of a recent read holds it.
+            force: Remove it also while a lease of a recent read holds it. A reader that is under
+                way may then get a miss, or, in the engine itself, bytes of another value that is
+                given the memory; reads of this library in pieces notice that.
 
         Returns:
             True if it was there.
@@ -147,7 +165,8 @@ class Store:
             ObjectLeasedError: Somebody read it a moment ago, and ``force`` is not set.
         """
         self._check_key(key, "remove")
-        return await self._run_small("remove", partial(self._remove, key, force=force))
+        removed: bool = await self._merging().removes(force=force).ask(Waiting(key))
+        return removed
 
     # ------------------------------------------------------------------ many keys
 
@@ -169,12 +188,9 @@ class Store:
         Raises:
             BatchError: Some keys failed; ``.results`` has a value, None or an error for each.
         """
+        wanted = self._check_keys(keys, "get_many")
         return await self._many(
-            "get_many",
-            keys,
-            self._transfers.get_chunk,
-            return_exceptions=return_exceptions,
-            reads=True,
+            "get_many", wanted, self._get_all, return_exceptions=return_exceptions
         )
 
     @overload
@@ -193,9 +209,9 @@ class Store:
         Raises:
             BatchError: Some keys failed; ``.results`` has a bool or an error for each.
         """
-        return await self._many(
-            "exists_many", keys, self._exists_chunk, return_exceptions=return_exceptions
-        )
+        wanted = self._check_keys(keys, "exists_many")
+        ask = partial(self._ask_chunks, "exists_many", self._transfers.exists_keys, ASKED_KEYS)
+        return await self._many("exists_many", wanted, ask, return_exceptions=return_exceptions)
 
     @overload
     async def remove_many(
@@ -214,13 +230,10 @@ class Store:
             BatchError: Some keys failed (leased, say); the others are gone. ``.results`` has a
                 bool or an error for each.
         """
-
-        def remove_chunk(chunk: Sequence[str]) -> list[bool | MooncakeError]:
-            return self._remove_chunk(chunk, force=force)
-
-        return await self._many(
-            "remove_many", keys, remove_chunk, return_exceptions=return_exceptions
-        )
+        wanted = self._check_keys(keys, "remove_many")
+        job = partial(self._transfers.remove_keys, force=force)
+        remove = partial(self._ask_chunks, "remove_many", job, ASKED_KEYS)
+        return await self._many("remove_many", wanted, remove, return_exceptions=return_exceptions)
 
     async def put_many(
         self,
@@ -239,26 +252,84 @@ class Store:
             BatchError: Some keys failed, the others are stored; ``.results`` has one entry per
                 key.
         """
-        prepared: list[tuple[str, Block | memoryview]] = []
-        for key, value in items.items():
+        if not isinstance(items, Mapping):
+            raise InvalidArgumentError(
+                f"put_many needs a mapping from key to value, not {type(items).__name__}",
+                rank=self.rank,
+            )
+        # A copy: the caller may change the mapping while it is stored.
+        pairs = list(items.items())
+        groups = self._groups_of(config, len(pairs), "put_many")
+        slices: list[int] = []
+        nbytes = _SLICE_BYTES
+        for place, (key, value) in enumerate(pairs):
             self._check_key(key, "put_many")
-            prepared.append((key, layout(value, verb="put_many", key=key, rank=self.rank)))
-        chunks = [prepared[i : i + CHUNK] for i in range(0, len(prepared), CHUNK)]
-
-        def put_chunk(chunk: list[tuple[str, Block | memoryview]]) -> list[MooncakeError | None]:
-            return self._transfers.put_chunk(chunk, config)
-
-        answers = await self._side_by_side(
-            "put_many", chunks, put_chunk, drain=any(_caller_may_write(b) for _, b in prepared)
-        )
-        results = dict(zip(items, answers, strict=True))
-        self._settle(
-            "put_many", results, list(results.values()), return_exceptions=return_exceptions
-        )
+            nbytes += view_of(value, verb="put_many", key=key, rank=self.rank).nbytes
+            if nbytes >= _SLICE_BYTES or place - slices[-1] >= _SLICE_KEYS:
+                slices.append(place)
+                nbytes = 0
+            if not place % _SLICE_KEYS:
+                await asyncio.sleep(0)  # many of them take their time
+        results: dict[str, MooncakeError | None] = {}
+        # Slice by slice, because laying them out takes time too, and memory.
+        for start, end in pairwise([*slices, len(pairs)]):
+            results |= await self._put_slice(pairs[start:end], groups[start:end], config)
+        answers = list(results.values())
+        self._settle("put_many", results, answers, return_exceptions=return_exceptions)
         return results
+
+    async def _put_slice(
+        self,
+        pairs: Sequence[tuple[str, Any]],
+        groups: Sequence[str | None],
+        config: ReplicateConfig | None,
+    ) -> dict[str, MooncakeError | None]:
+        lane = self._merging().writes("put", config)
+        small: list[Waiting] = []
+        alone: dict[str, Coroutine[Any, Any, Any]] = {}
+        for (key, value), group in zip(pairs, groups, strict=True):
+            block = layout(value, verb="put_many", key=key, rank=self.rank)
+            if isinstance(block, memoryview) or _travels_alone(block):
+                one = replace(config, group_ids=[group]) if config and group is not None else config
+                alone[key] = caught(self._write_alone, "put", key, block, one)
+            else:
+                small.append(Waiting(key, block, group))
+        merged, *others = await together([lane.ask_all(small), *alone.values()])
+        answers = dict(zip((item.key for item in small), merged, strict=True))
+        answers |= dict(zip(alone, others, strict=True))
+        return {key: answers[key] for key, _ in pairs}
+
+    async def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> None:
+        """Store several pieces of memory as one value, in order; otherwise as :meth:`put`.
+
+        Args:
+            key: The key.
+            *parts: Anything that :meth:`put` takes; empty ones are left out.
+            config: Placement options.
+        """
+        self._check_key(key, "put_parts")
+        blocks = [
+            layout(part, verb="put_parts", key=key, rank=self.rank)
+            for part in parts
+            if not _is_empty(part)
+        ]
+        whole = [block for block in blocks if isinstance(block, Block)]
+        if len(whole) == len(blocks) and sum(block.nbytes for block in whole) <= MERGED_VALUE:
+            # Joining is quicker than what it would save.
+            joined = b"".join(cast("bytes", block.keep) for block in whole)
+            await self._write("put", key, joined, config)
+            return
+        self._groups_of(config, 1, "put_parts")
+        write = partial(self._transfers.put_parts, key, blocks, config)
+        client = self._client
+        mutable = any(_caller_may_write(block) for block in blocks)
+        await self._merging().write_alone(client.bulk, "put_parts", key, write, drain=mutable)
 
     async def remove_by_regex(self, pattern: str, *, force: bool = False) -> int:
         """Remove every key that a regular expression matches anywhere; how many went.
+
+        The master matches by C++ ``std::regex``, whose stack is small: with keys of 30 KB and more
+        in the store, a pattern such as ``x.*y`` has crashed it.
 
         Args:
             pattern: A C++ ``std::regex`` (ECMAScript) pattern, searched in the key.
@@ -371,6 +442,11 @@ class Store:
         await self._client.close(timeout)
 
     async def __aenter__(self) -> Store:
+        if self.closed:
+            raise StoreClosedError(
+                "the store is closed and can't be entered; open a new one with connect()",
+                rank=self.rank,
+            )
         return self
 
     async def __aexit__(
@@ -388,53 +464,15 @@ class Store:
 
     # ------------------------------------------------------------------ jobs (worker threads)
 
-    def _exists(self, key: str) -> bool:
-        code = self._client.native_object.is_exist(key)
-        if code < 0:
-            raise error_from_code(code, "exists", key=key, rank=self.rank)
-        return code == 1
-
-    def _size(self, key: str) -> int | None:
-        code = self._client.native_object.get_size(key)
-        if code in (_NOT_FOUND, _NOT_READY):  # as get and exists see it
-            return None
-        if code < 0:
-            raise error_from_code(code, "size", key=key, rank=self.rank)
-        return code
-
-    def _remove(self, key: str, *, force: bool) -> bool:
-        return self._removed(key, self._client.native_object.remove(key, force))
-
-    def _removed(self, key: str, code: int) -> bool:
-        if code == _NOT_FOUND:
-            return False
-        if code < 0:
-            raise error_from_code(code, "remove", key=key, rank=self.rank)
-        return True
-
-    def _exists_chunk(self, keys: Sequence[str]) -> list[bool | MooncakeError]:
-        codes = self._client.native_object.batch_is_exist(list(keys))
-        self._transfers.check_length(codes, keys, "batch_is_exist")
-        return [
-            error_from_code(code, "exists", key=key, rank=self.rank) if code < 0 else code == 1
-            for key, code in zip(keys, codes, strict=True)
-        ]
-
-    def _remove_chunk(self, keys: Sequence[str], *, force: bool) -> list[bool | MooncakeError]:
-        results: list[bool | MooncakeError] = []
-        codes = self._client.native_object.batch_remove(list(keys), force)
-        self._transfers.check_length(codes, keys, "batch_remove")
-        for key, code in zip(keys, codes, strict=True):
-            try:
-                results.append(self._removed(key, code))
-            except MooncakeError as exc:
-                results.append(exc)
-        return results
-
     def _count(self, method: str, *args: Any) -> int:
         code: int = getattr(self._client.native_object, method)(*args)
         if code < 0:
-            raise error_from_code(code, method, rank=self.rank)
+            hint = ""
+            if method == "remove_by_regex":
+                hint = "The pattern must be an ECMAScript regular expression (no (?i), (?<=, (?P<)."
+            error = error_from_code(code, method, rank=self.rank, hint=hint)
+            self._client.counters.count_code(error.code_name)
+            raise error
         return code
 
     def _health_check(self) -> int:
@@ -442,10 +480,16 @@ class Store:
 
     # ------------------------------------------------------------------ ways to the threads
 
-    async def _run_small(
-        self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False
-    ) -> T:
-        return await self._client.run(self._client.small, name, fn, *args, reads=reads)
+    def _merging(self) -> Batching:
+        """Find the lanes of waiting calls on the running loop."""
+        batching = self._batching
+        if batching is None or batching.loop is not asyncio.get_running_loop():
+            self._client.use_loop("the call")
+            merge = self.config is None or self.config.merge
+            batching = self._batching = Batching(
+                self._client, self._transfers, self._views, merge=merge
+            )
+        return batching
 
     async def _run_control(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         return await self._client.run(self._client.control, name, fn, *args)
@@ -453,74 +497,105 @@ class Store:
     async def _write(self, verb: str, key: str, value: Any, config: ReplicateConfig | None) -> None:
         self._check_key(key, verb)
         block = layout(value, verb=verb, key=key, rank=self.rank)
+        group = None if config is None else self._groups_of(config, 1, verb)[0]
+        if isinstance(block, memoryview) or _travels_alone(block):
+            await self._write_alone(verb, key, block, config)
+        else:
+            await self._merging().writes(verb, config).ask(Waiting(key, block, group))
+
+    async def _write_alone(
+        self, verb: str, key: str, block: Block | memoryview, config: ReplicateConfig | None
+    ) -> None:
+        """Store a value that is large, or that is still its owner's to change."""
         client = self._client
-        large = block.nbytes > PIECE
+        write = partial(self._transfers.put, key, block, config, replace=verb == "upsert")
+        lane = client.bulk if block.nbytes > MERGED_VALUE else client.small
+        drain = _caller_may_write(block)
+        await self._merging().write_alone(lane, verb, key, write, drain=drain)
 
-        def write() -> None:
-            self._transfers.put(key, block, config, replace=verb == "upsert")
-
-        await client.run(
-            client.bulk if large else client.small,
-            verb,
-            write,
-            drain=_caller_may_write(block),
-        )
+    def _groups_of(
+        self, config: ReplicateConfig | None, keys: int, verb: str
+    ) -> Sequence[str | None]:
+        """One routing group per key, or None for each."""
+        if config is None:
+            return [None] * keys
+        if not isinstance(config, ReplicateConfig):
+            raise InvalidArgumentError(
+                f"{verb} takes config=ReplicateConfig(...), not {type(config).__name__}",
+                rank=self.rank,
+            )
+        if not config.group_ids:
+            return [None] * keys
+        if len(config.group_ids) != keys:
+            raise InvalidArgumentError(
+                f"{verb} got {len(config.group_ids)} group_ids for {keys} keys; give one for each, "
+                '"" for none',
+                rank=self.rank,
+            )
+        return config.group_ids
 
     async def _many(
         self,
         verb: str,
-        keys: Iterable[str],
-        chunk_job: Callable[[Sequence[str]], list[Any]],
+        wanted: list[str],
+        ask: Callable[[list[str]], Awaitable[list[Any]]],
         *,
         return_exceptions: bool,
-        reads: bool = False,
     ) -> list[Any]:
-        if isinstance(keys, (str, bytes)):
-            raise InvalidArgumentError(
-                f"{verb} needs an iterable of keys, not one {type(keys).__name__}; "
-                "put it into a list",
-                rank=self.rank,
-            )
-        wanted = list(keys)
-        for key in wanted:
-            self._check_key(key, verb)
-        # A key given twice in one engine call answers wrong data.
+        """Ask for distinct keys, and line the answers up with the keys as they were given."""
+        # A key given twice is asked for once: within one engine call it answers wrong data.
         unique = list(dict.fromkeys(wanted))
-        chunks = [unique[i : i + CHUNK] for i in range(0, len(unique), CHUNK)]
-        answers = await self._side_by_side(verb, chunks, chunk_job, reads=reads)
-        by_key = dict(zip(unique, answers, strict=True))
-        results = [by_key[key] for key in wanted]
+        results = await ask(unique)
+        if len(unique) < len(wanted):
+            by_key = dict(zip(unique, results, strict=True))
+            results = [by_key[key] for key in wanted]
         self._settle(verb, results, results, return_exceptions=return_exceptions)
         return results
 
-    async def _side_by_side(
+    async def _get_all(self, keys: list[str]) -> list[Any]:
+        answers = await self._ask_chunks(
+            "get_many", self._transfers.get_keys, MANY_KEYS, keys, reads=True
+        )
+        large = [i for i, answer in enumerate(answers) if answer is LARGE]
+        if large:
+            client = self._client
+            values = await together(
+                caught(
+                    client.run, client.bulk, "get", self._transfers.get_large, keys[i], reads=True
+                )
+                for i in large
+            )
+            for i, value in zip(large, values, strict=True):
+                answers[i] = value
+        return answers
+
+    async def _ask_chunks(
         self,
         verb: str,
-        chunks: Sequence[Any],
-        chunk_job: Callable[[Any], list[T]],
+        job: Callable[[Sequence[str]], list[Any]],
+        at_once: int,
+        keys: list[str],
         *,
         reads: bool = False,
-        drain: bool = False,
-    ) -> list[T]:
-        """Run one job per chunk and put the answers together, in order."""
+    ) -> list[Any]:
+        """Ask chunk by chunk, two of them side by side; distinct keys, answers in order."""
         client = self._client
-        if len(chunks) == 1:
-            return await client.run(
-                client.small, verb, chunk_job, chunks[0], reads=reads, drain=drain
-            )
-        answers = await together(
-            client.run(client.small, verb, chunk_job, chunk, reads=reads, drain=drain)
-            for chunk in chunks
-        )
+        if len(keys) <= at_once:
+            return await client.run(client.small, verb, job, keys, reads=reads) if keys else []
+        chunks = [keys[i : i + at_once] for i in range(0, len(keys), at_once)]
+        answers: list[list[Any]] = [[]] * len(chunks)
+
+        async def ask_every(first: int) -> None:
+            for i in range(first, len(chunks), WIDTH):
+                answers[i] = await client.run(client.small, verb, job, chunks[i], reads=reads)
+
+        await together(ask_every(first) for first in range(WIDTH))
         return [answer for chunk in answers for answer in chunk]
 
     def _settle(
         self, verb: str, results: Any, answers: Sequence[Any], *, return_exceptions: bool
     ) -> None:
         failed = [answer for answer in answers if isinstance(answer, MooncakeError)]
-        for error in failed:
-            if error.code is not None:
-                self._client.counters.count_code(error.code_name)
         if failed and not return_exceptions:
             raise BatchError(
                 f"{verb} failed for {len(failed)} of {len(answers)} keys",
@@ -528,7 +603,26 @@ class Store:
                 rank=self.rank,
             )
 
+    def _check_keys(self, keys: Iterable[str], verb: str) -> list[str]:
+        if isinstance(keys, (str, bytes)):
+            raise InvalidArgumentError(
+                f"{verb} needs an iterable of keys, not one {type(keys).__name__}; "
+                "put it into a list",
+                rank=self.rank,
+            )
+        try:
+            wanted = list(keys)
+        except TypeError as exc:
+            raise InvalidArgumentError(
+                f"{verb} needs an iterable of keys: {exc}", rank=self.rank
+            ) from None
+        for key in wanted:
+            self._check_key(key, verb)
+        return wanted
+
     def _check_key(self, key: object, verb: str) -> None:
+        if type(key) is str and key and key.isascii():
+            return  # most keys, and quicker than all the checks
         self._check_text(key, verb, "key")
 
     def _check_text(self, text: object, verb: str, what: str) -> None:
@@ -546,6 +640,17 @@ class Store:
                     f"the engine takes {what}s as UTF-8",
                     rank=self.rank,
                 ) from None
+
+
+def _travels_alone(block: Block) -> bool:
+    return block.mutable or block.nbytes > MERGED_VALUE
+
+
+def _is_empty(part: Any) -> bool:
+    try:
+        return not memoryview(part).nbytes
+    except (TypeError, ValueError, BufferError):
+        return False  # no buffer at all, which is told where it is laid out
 
 
 def _caller_may_write(block: Block | memoryview) -> bool:

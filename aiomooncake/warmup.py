@@ -61,6 +61,7 @@ _REMOVE_TIMEOUT: Final = 1.0
 
 _INVALID_PARAMS: Final = -600
 _RPC_FAIL: Final = -900
+_TRANSFER_FAIL: Final = -800
 _RPC_CODES: Final = frozenset({_RPC_FAIL, -901})
 _HOPELESS_CODES: Final = frozenset({_INVALID_PARAMS, -1700, -1701})
 """Codes that may be permanent and are told so without asking anybody."""
@@ -184,6 +185,7 @@ class _WarmUp:
                 seconds = self._time() - self._started
                 self._pace.succeeded(self._policy)
                 self._record(attempt, f"ready after {seconds:.1f}s")
+                self._warn_of_luck()
                 await self._remove(key)
                 target = self._target
                 return WarmupReport(target.rank, target.hostname, tuple(self._attempts), seconds)
@@ -199,6 +201,19 @@ class _WarmUp:
             await self._pace.wait(news, wait)
             self._attempts[-1] = replace(attempt, delay=self._time() - waiting_since)
             delay = min(delay * self._policy.backoff, self._policy.max_delay)
+
+    def _warn_of_luck(self) -> None:
+        """Say that a success after failed transfers was a matter of where the value was placed."""
+        failed = sum(attempt.code == _TRANSFER_FAIL for attempt in self._attempts)
+        if failed:
+            logger.warning(
+                "%sready, but %d of %d tries failed with TRANSFER_FAIL: a peer is listed that "
+                "can't be reached, and puts that are placed on it will fail; look for a client "
+                "that died a moment ago, is frozen, or has a wrong local_hostname",
+                self._prefix,
+                failed,
+                len(self._attempts),
+            )
 
     def _reserve(self, delay: float) -> float | None:
         return self._pace.reserve(delay, self._policy, self._deadline)

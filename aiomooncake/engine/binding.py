@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import importlib
@@ -93,7 +95,9 @@ def load_binding() -> Binding:
 
 @functools.cache
 def _load() -> Binding:
-    # Read when the native code loads; later has no effect.
+    # Read when the native code loads; later has no effect. It does not silence errors, of which a
+    # healthy store makes many (each set-up, each value that is larger than was guessed).
+    quiet = "MC_LOG_LEVEL" not in os.environ
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     distributions = installed_distributions()
     try:
@@ -108,6 +112,8 @@ def _load() -> Binding:
         _warn_overlaid(distributions)
     # From 0.3.14 on `mooncake.store` is a package and the native module is `mooncake._store`.
     shared_object = sys.modules[store_class.__module__].__file__
+    if quiet:
+        _silence(shared_object or "")
     return Binding(
         module=module,
         store_class=store_class,
@@ -118,6 +124,18 @@ def _load() -> Binding:
         methods=find_methods(store_class),
         address_methods=find_address_methods(store_class),
     )
+
+
+def _silence(shared_object: str) -> None:
+    """Keep the engine's log to what is fatal: what failed is told by exceptions.
+
+    ``FLAGS_minloglevel`` is glog's own variable (0 INFO, 1 WARNING, 2 ERROR, 3 FATAL), which
+    ``MC_LOG_LEVEL`` sets too, but only as far as ERROR.
+    """
+    # A wheel that links glog in another way stays as loud as it is.
+    with contextlib.suppress(OSError, ValueError):
+        lib = ctypes.CDLL(shared_object)
+        ctypes.c_int.in_dll(lib, "_ZN3fLI17FLAGS_minloglevelE").value = 3
 
 
 def installed_distributions() -> dict[str, str]:

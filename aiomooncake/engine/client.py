@@ -22,7 +22,6 @@ from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.workers import Call, Lane
 from aiomooncake.errors import (
     InternalError,
-    MooncakeError,
     StoreClosedError,
     WrongLoopError,
     rank_label,
@@ -31,7 +30,7 @@ from aiomooncake.observe.counters import Counters
 
 T = TypeVar("T")
 
-__all__ = ["TAINT_AFTER", "EngineClient", "close_dropped"]
+__all__ = ["OVERDUE", "TAINT_AFTER", "EngineClient", "close_dropped"]
 
 log = logging.getLogger("aiomooncake")
 
@@ -41,8 +40,16 @@ TAINT_AFTER = 55.0
 A transfer that reaches the engine's own limit of 60 s stays queued and writes later.
 """
 
+OVERDUE = 0.1
+"""Seconds after which a call no longer holds up those behind it in the lane of small ones."""
+
 _BULK_THREADS = 2
 _CONTROL_THREADS = 2
+_HEDGE_THREADS = 4
+
+
+def _nothing() -> None:
+    """Stand for an ``over`` that nobody gave."""
 
 
 class EngineClient:
@@ -72,13 +79,16 @@ class EngineClient:
         self.control = Lane(f"{label}-control", _CONTROL_THREADS)
         self.small = Lane(f"{label}-small", threads)
         self.bulk = Lane(f"{label}-bulk", _BULK_THREADS)
+        self.hedge = Lane(f"{label}-hedge", _HEDGE_THREADS)
+        self._lanes = (self.control, self.small, self.bulk, self.hedge)
         self.counters = Counters()
         self.longest_lag = 0.0
+        self._max_aside = max_abandoned
         self._tear_down = tear_down
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._closing: ThreadFuture[None] | None = None
-        self._kept: list[object] = []
+        self._kept: dict[int, object] = {}  # by identity: threads add while others take away
         if guarded:
             track(self)
 
@@ -129,7 +139,12 @@ class EngineClient:
 
     def keep_until_gone(self, thing: object) -> None:
         """Hold on to memory that the engine may touch until it is torn down."""
-        self._kept.append(thing)
+        self._kept[id(thing)] = thing
+
+    def keep_no_longer(self, thing: object) -> None:
+        """Let go of memory that the engine does not know any more; unless nothing is certain."""
+        if self.gate.tainted is None:
+            self._kept.pop(id(thing), None)
 
     # ------------------------------------------------------------------ calls
 
@@ -142,45 +157,136 @@ class EngineClient:
         reads: bool = False,
         drain: bool = False,
         opening: bool = False,
+        bounded: bool = False,
+        over: Callable[[], None] = _nothing,
     ) -> T:
         """Run a blocking job on a lane and await it.
 
         Cancelled while it waits for a thread, the job never runs. Cancelled while it runs, the
         await ends at once and the job is counted as abandoned; with ``drain`` the job names
         memory of the caller, so it is waited for first, however often the task is cancelled.
+        ``over`` is called once, on any thread, when the job has ended or will never run.
+        A ``bounded`` job can't get stuck, and is let in however many others are.
 
         Raises:
             MooncakeError: What :meth:`Gate.enter` refuses, and what the job raises.
             WrongLoopError: Another live event loop uses this store.
         """
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._take_loop(loop, name)
+        try:
+            loop = self.use_loop(name)
+        except BaseException:
+            over()
+            raise
         waiter: asyncio.Future[None] = loop.create_future()
 
         def on_done(call: Call) -> None:
+            over()
             self._over(call)
             # The loop may be closed under a call that is still running.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, waiter)
 
         call = Call(name, fn, args, on_done)
-        self.gate.check_abandoned(name)
-        self.gate.enter(call, reads=reads, opening=opening)
-        self._submit(lane, call)
+        try:
+            if not bounded:
+                self.gate.check_abandoned(name)
+            self.gate.enter(call, reads=reads, opening=opening)
+            self._submit(lane, call)
+        except BaseException:
+            over()
+            raise
+        timers: list[asyncio.TimerHandle] = []
+        if lane in (self.small, self.hedge):
+            timers.append(loop.call_later(OVERDUE, self._late, lane, call, timers))
         try:
             await waiter
         except asyncio.CancelledError:
             if lane.drop(call):
                 self.gate.leave(call)
+                over()
             elif drain:
                 call.stop = True
                 await self._drain(call, loop)
             elif not call.finished:
                 self._abandon(lane, call)
             raise
-        self.longest_lag = max(self.longest_lag, time.monotonic() - call.finished)
+        finally:
+            for timer in timers:
+                timer.cancel()
+        self.note_lag(call)
         return call.outcome()  # type: ignore[no-any-return]
+
+    def start(
+        self,
+        lane: Lane,
+        name: str,
+        fn: Callable[..., T],
+        *args: Any,
+        done: Callable[[Call], None],
+        over: Callable[[], None],
+        reads: bool = False,
+    ) -> Call:
+        """Run a blocking job on a lane; ``done`` gets the call on the loop when it is over.
+
+        ``over`` is called before that, on the job's thread, also when the loop is closed.
+
+        Raises:
+            MooncakeError: What the gate refuses.
+        """
+        loop = asyncio.get_running_loop()
+
+        def on_done(call: Call) -> None:
+            over()
+            self._over(call)
+            # The loop may be closed under a call that is still running.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(done, call)
+
+        call = Call(name, fn, args, on_done)
+        self.gate.check_abandoned(name)
+        self.gate.enter(call, reads=reads)
+        self._submit(lane, call)
+        return call
+
+    def give_up(self, lane: Lane, call: Call) -> bool:
+        """Stop waiting for a call; True if it was queued and is dropped.
+
+        One that runs is counted as abandoned until it ends.
+        """
+        if lane.drop(call):
+            self.gate.leave(call)
+            return True
+        if not call.finished:
+            self._abandon(lane, call)
+        return False
+
+    def set_aside(self, lane: Lane, call: Call) -> bool:
+        """Keep a started call that takes long from holding up its lane; False when it can't be.
+
+        As many as may be abandoned, since each of them burns a core.
+        """
+        return lane.aside < self._max_aside and lane.set_aside(call)
+
+    def _late(self, lane: Lane, call: Call, timers: list[asyncio.TimerHandle]) -> None:
+        """Set a call aside that takes long, now or when it is possible."""
+        if not self.set_aside(lane, call):  # it waits for a thread, or too many are aside
+            loop = asyncio.get_running_loop()
+            timers[:] = [loop.call_later(OVERDUE, self._late, lane, call, timers)]
+
+    def use_loop(self, name: str) -> asyncio.AbstractEventLoop:
+        """Bind this store to the running loop.
+
+        Raises:
+            WrongLoopError: Another live event loop uses this store.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._take_loop(loop, name)
+        return loop
+
+    def note_lag(self, call: Call) -> None:
+        """Note how long the loop took to hear of the end of a call."""
+        self.longest_lag = max(self.longest_lag, time.monotonic() - call.finished)
 
     def run_blocking(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
         """Run a blocking job on the calling thread, through the gate."""
@@ -192,6 +298,7 @@ class EngineClient:
         call = Call(name, fn, args, self._over)
         self.gate.enter(call, reads=reads)
         call.run()
+        call.on_done(call)
         return call.outcome()  # type: ignore[no-any-return]
 
     def _submit(self, lane: Lane, call: Call) -> None:
@@ -203,8 +310,6 @@ class EngineClient:
 
     def _over(self, call: Call) -> None:
         self.counters.count_call()
-        if isinstance(call.error, MooncakeError) and call.error.code is not None:
-            self.counters.count_code(call.error.code_name)
         self.gate.leave(call)
 
     def _abandon(self, lane: Lane, call: Call) -> None:
@@ -297,7 +402,7 @@ class EngineClient:
         self.counters = Counters()
         self._closing = ThreadFuture()
         self._closing.set_result(None)
-        for lane in (self.control, self.small, self.bulk):
+        for lane in self._lanes:
             lane.forked()
         for call in self.gate.forked():
             call.error = self.gate.refusal(call.name)
@@ -334,7 +439,7 @@ class EngineClient:
 
     def _drop_queued(self) -> None:
         for call in self.gate.calls():
-            if any(lane.drop(call) for lane in (self.control, self.small, self.bulk)):
+            if any(lane.drop(call) for lane in self._lanes):
                 call.error = StoreClosedError(
                     f"{call.name} was dropped while it waited for a thread: the store is closing",
                     rank=self.rank,
@@ -346,13 +451,14 @@ class EngineClient:
         error: BaseException | None = None
         try:
             self.gate.drained(None)
-            for lane in (self.control, self.small, self.bulk):
+            for lane in self._lanes:
                 lane.close()
             if self._tear_down is not None and self.native is not None:
                 # A call like the others, so that whoever looks for stuck ones finds it.
                 last = Call("tear-down", self._tear_down, (self.native,), self._over)
                 self.gate.enter(last, closing=True)
                 last.run()
+                last.on_done(last)
                 if last.error is not None:
                     raise last.error
         except BaseException as exc:  # noqa: BLE001  # whoever waits for the end gets it

@@ -167,6 +167,11 @@ class Gate:
             return True
 
     @property
+    def is_open(self) -> bool:
+        """Whether calls are let in."""
+        return self.state is State.OPEN
+
+    @property
     def in_flight(self) -> int:
         """Calls queued or running, abandoned ones included."""
         return len(self._inside)

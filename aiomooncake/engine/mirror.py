@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from aiomooncake.errors import InvalidArgumentError
+from aiomooncake.errors import InvalidArgumentError, WrongLoopError
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
@@ -66,6 +67,14 @@ class _Mirror:
         return job
 
 
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _reads(name: str) -> bool:
     return name.startswith(_READS) and name not in _METADATA
 
@@ -107,6 +116,12 @@ class BlockingMirror(_Mirror):
         client, job = self._client, self._job(name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if _in_loop():
+                raise WrongLoopError(
+                    f"store.blocking.{name} would stop the event loop that runs in this thread; "
+                    f"use await store.engine.{name}(…) here",
+                    rank=client.rank,
+                )
             return client.run_blocking(name, lambda: job(*args, **kwargs), reads=_reads(name))
 
         call.__name__ = call.__qualname__ = name

@@ -144,20 +144,30 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    deadline = time.monotonic() + EXIT_GRACE
     live = list(_live)
     for client in live:
         _keep_for_ever(client.native)
         client.gate.shut()
-    stuck = [client for client in live if not client.quiet(deadline - time.monotonic())]
-    if stuck:
-        log.warning(
-            "the interpreter exits beside calls that are stuck in the engine: %s",
-            "; ".join(client.gate.describe_calls() for client in stuck),
-        )
-        _halt_returning_threads()
-    if stuck or (live and _disarmed):
-        _skip_native_exit_handlers()
+    stuck = live
+    try:
+        stuck = _still_busy(live)
+        if stuck:
+            log.warning(
+                "the interpreter exits beside calls that are stuck in the engine: %s",
+                "; ".join(client.gate.describe_calls() for client in stuck),
+            )
+    finally:
+        # Also when the wait was interrupted, by a second Ctrl-C say: calls are running then.
+        if stuck:
+            _halt_returning_threads()
+        if stuck or (live and _disarmed):
+            _skip_native_exit_handlers()
+
+
+def _still_busy(live: list[EngineClient]) -> list[EngineClient]:
+    """Give calls and closes that are under way their time to end; those that did not."""
+    deadline = time.monotonic() + EXIT_GRACE
+    return [client for client in live if not client.quiet(deadline - time.monotonic())]
 
 
 def _halt_returning_threads() -> None:

@@ -31,6 +31,7 @@ class Call:
     __slots__ = (
         "abandoned",
         "args",
+        "aside",
         "dropped",
         "error",
         "finished",
@@ -61,6 +62,7 @@ class Call:
         self.native_id = 0
         self.dropped = False
         self.abandoned = False
+        self.aside = False
         # Jobs of several native calls (a large value in pieces) look at this between them.
         self.stop = False
 
@@ -70,11 +72,9 @@ class Call:
         return time.monotonic() - self.started if self.started else 0.0
 
     def run(self) -> None:
-        """Do the job on this thread and report it; never raises."""
+        """Do the job on this thread; never raises. Whoever runs it reports it by ``on_done``."""
         fn, args = self.fn, self.args
-        self.native_id = threading.get_native_id()
-        if not self.started:
-            self.started = time.monotonic()
+        self.take_up()
         _current.call = self
         try:
             self.result = fn(*args)
@@ -87,7 +87,13 @@ class Call:
         self.forget()
         del fn, args
         self.finished = time.monotonic()
-        self.on_done(self)
+
+    def take_up(self) -> None:
+        """Note that this thread runs the call from now on."""
+        if not self.started:
+            # In this order: whoever finds it started finds the thread too.
+            self.native_id = threading.get_native_id()
+            self.started = time.monotonic()
 
     def outcome(self) -> Any:
         """Return the result of a job that is over, or raise its error, once.
@@ -128,7 +134,7 @@ def stopping() -> bool:
 class Lane:
     """A queue with up to ``limit`` threads of its own, grown when they are needed.
 
-    A thread whose call was abandoned no longer counts against ``limit``: another one may take
+    A thread whose call was set aside no longer counts against ``limit``: another one may take
     its place, so that a stuck call does not hold those that came after it. It leaves when its
     call returns.
 
@@ -142,8 +148,9 @@ class Lane:
         self.limit = limit
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0  # alive and not lost to an abandoned call
-        self._wanted = 0  # calls queued or running, without the abandoned ones
+        self._threads = 0  # alive and not lost to a call that was set aside
+        self._wanted = 0  # calls queued or running, without those
+        self.aside = 0  # calls set aside that still run
         self._serial = 0
         self._closed = False
 
@@ -182,6 +189,16 @@ class Lane:
                 return False
             call.abandoned = True
             call.stop = True
+        self.set_aside(call)
+        return True
+
+    def set_aside(self, call: Call) -> bool:
+        """Let another thread in for a call that takes long; False when it is not running."""
+        with self._lock:
+            if call.finished or not call.started or call.aside:
+                return False
+            call.aside = True
+            self.aside += 1
             self._threads -= 1
             self._wanted -= 1
             if self._wanted > self._threads and not self._closed:
@@ -222,13 +239,19 @@ class Lane:
                 if call.dropped:
                     self._wanted -= 1
                     continue
-                call.started = time.monotonic()
+                call.take_up()
             call.run()
+            # Free before anybody hears of the end: a task that calls again at once finds this
+            # thread, which is warm, instead of starting or waking another one.
             with self._lock:
-                if call.abandoned:
-                    # Niced for good (only root may undo that), and already replaced.
-                    return
-                self._wanted -= 1
+                if call.aside:
+                    self.aside -= 1
+                else:
+                    self._wanted -= 1
+            call.on_done(call)
+            if call.aside:
+                # Niced for good (only root may undo that), and already replaced.
+                return
             del call
 
     def __repr__(self) -> str:

@@ -1,0 +1,402 @@
+"""Registered memory that callers move values through without a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import anyio
+
+from aiomooncake._buffers import address_of
+from aiomooncake._tasks import finished
+from aiomooncake.errors import InvalidArgumentError
+from aiomooncake.memory import Block
+
+__all__ = [
+    "Buffer",
+    "Place",
+    "Slice",
+    "Use",
+    "allocate_memory",
+    "memory_of",
+    "parts_of",
+    "released",
+    "use_of",
+]
+
+
+log = logging.getLogger("aiomooncake")
+
+
+class Owner(Protocol):
+    """The store that memory is registered with."""
+
+    rank: int | str | None
+
+
+class Buffer:
+    """Memory that is registered with the engine of one store.
+
+    Made by :meth:`Store.allocate` or :meth:`Store.register`. Slice it (``buffer[0:4096]``) to name
+    a part; the slices are not copies. It stays registered until it is closed, and the engine is
+    waited for before that.
+
+    Attributes:
+        address: Address of the first byte.
+        nbytes: How many bytes.
+        readonly: Whether values can only be stored from it.
+        registered: Whether the engine knows the memory.
+        view: The memory as a ``memoryview``, for NumPy (``numpy.frombuffer(buffer.view, …)``) and
+            torch (``torch.frombuffer``); None for memory that was given by its address. It ends
+            when the buffer is closed; arrays made of it stay good.
+    """
+
+    def __init__(
+        self,
+        store: Owner,
+        *,
+        address: int,
+        nbytes: int,
+        view: memoryview | None,
+        owner: object,
+        unregister: Callable[[Buffer], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.view = view
+        self.readonly = view.readonly if view is not None else False
+        self.registered = False
+        self._store = store
+        # A view of our own keeps the memory in place when the caller releases `view`.
+        self._owner: object = (owner, None if view is None else memoryview(view))
+        self._unregister = unregister
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._on_idle: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> Slice:
+        return Slice(self, 0, self.nbytes)[part]
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        if self.view is None:
+            raise TypeError("memory that was registered by its address has no Python buffer")
+        return self.view
+
+    async def aclose(self) -> None:
+        """Unregister the memory when no call uses it any more; idempotent.
+
+        Cancelled, it still waits for that, so that the memory is the caller's again afterwards.
+        """
+        if self._closing is None or self._closing.get_loop() is not asyncio.get_running_loop():
+            self._closing = asyncio.ensure_future(self._unregister(self))
+        await finished(self._closing)
+
+    async def __aenter__(self) -> Buffer:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def check(self, store: Owner, verb: str) -> None:
+        """Check that a call of this store may use the memory.
+
+        Raises:
+            InvalidArgumentError: The buffer is closed, or registered with another store.
+        """
+        if store is not self._store:
+            raise InvalidArgumentError(
+                f"{verb} got memory that is registered with {self._store!r}; register it with "
+                "this store",
+                rank=store.rank,
+            )
+        if self._closed:
+            raise InvalidArgumentError(
+                f"{verb} got a buffer that is closed; allocate or register a new one",
+                rank=store.rank,
+            )
+
+    def take(self) -> None:
+        """Note a call that uses the memory; it was checked on this loop turn."""
+        with self._lock:
+            self._users += 1
+
+    def give_back(self) -> Callable[[], None] | None:
+        """Note that a call has let go of the memory; from any thread.
+
+        Returns:
+            What to call when it was the last one, and somebody waits for that.
+        """
+        with self._lock:
+            self._users -= 1
+            return None if self._users else self._on_idle
+
+    async def shut(self) -> None:
+        """Refuse new calls and wait for those that use the memory."""
+        loop = asyncio.get_running_loop()
+        idle: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            # The loop may be closed under the wait.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_wake, idle)
+
+        with self._lock:
+            self._closed = True
+            if not self._users:
+                return
+            self._on_idle = tell
+        await idle
+
+    def let_go(self) -> None:
+        """Hold on to the memory no longer; what others made of ``view`` stays good."""
+        self._owner = None
+        if self.view is not None:
+            with contextlib.suppress(BufferError):  # somebody holds an export of it
+                self.view.release()
+
+    def __repr__(self) -> str:
+        return f"<Buffer {self.nbytes} bytes{' closed' if self._closed else ''}>"
+
+
+class Slice:
+    """A part of a :class:`Buffer`; not a copy.
+
+    Attributes:
+        buffer: The whole.
+        offset: Where the part begins in it, in bytes.
+        nbytes: How many bytes.
+    """
+
+    __slots__ = ("buffer", "nbytes", "offset")
+
+    def __init__(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        self.nbytes = nbytes
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.buffer.address + self.offset
+
+    @property
+    def view(self) -> memoryview | None:
+        """The part as a ``memoryview``; None for memory that was given by its address."""
+        whole = self.buffer.view
+        return None if whole is None else whole[self.offset : self.offset + self.nbytes]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> Slice:
+        if not isinstance(part, slice):
+            raise TypeError(f"registered memory is cut by slices, not by {type(part).__name__}")
+        start, stop, step = part.indices(self.nbytes)
+        if step != 1:
+            raise InvalidArgumentError("registered memory is cut into contiguous slices: no steps")
+        return Slice(self.buffer, self.offset + start, max(0, stop - start))
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        view = self.view
+        if view is None:
+            raise TypeError("memory that was registered by its address has no Python buffer")
+        return view
+
+    def __repr__(self) -> str:
+        return f"<Slice [{self.offset}:{self.offset + self.nbytes}] of {self.buffer!r}>"
+
+
+Place = Buffer | Slice
+"""What names registered memory in a call."""
+
+
+class Use:
+    """Registered memory in the hands of one call, until the engine has let go of it.
+
+    Args:
+        parts: The slices; their buffers were taken.
+        on_release: Called on the loop, once, when the engine has let go.
+    """
+
+    def __init__(self, parts: Sequence[Slice], on_release: Callable[[], object] | None) -> None:
+        self.blocks = [
+            Block(part.address, part.nbytes, part, mutable=True, registered=True) for part in parts
+        ]
+        self._parts = parts
+        self._on_release = on_release
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all parts."""
+        return sum(part.nbytes for part in self._parts)
+
+    def end(self) -> None:
+        """Give the memory back; from any thread, and idempotent."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        idle = [part.buffer.give_back() for part in self._parts]
+        try:
+            self._loop.call_soon_threadsafe(self._tell)
+        except RuntimeError:  # the loop is closed, but the memory's owner must hear of it
+            self._release()
+        # Afterwards, so that on_release comes before the end of Buffer.aclose.
+        for tell in idle:
+            if tell is not None:
+                tell()
+
+    def _tell(self) -> None:
+        _wake(self._over)
+        self._release()
+
+    def _release(self) -> None:
+        released(self._on_release)
+
+    async def drained(self) -> None:
+        """Wait until the engine has let go, however often this task is cancelled."""
+        with anyio.CancelScope(shield=True):
+            while not self._over.done():
+                try:
+                    await asyncio.shield(self._over)
+                except asyncio.CancelledError:
+                    continue
+
+
+def use_of(
+    place: Place | Sequence[Place],
+    store: Owner,
+    verb: str,
+    *,
+    writes: bool,
+    on_release: Callable[[], object] | None,
+) -> Use:
+    """Check the memory of a call and take it; ``writes`` means that the engine writes into it.
+
+    ``on_release`` is called even when the memory is refused, so that a count of references that
+    it keeps comes out right.
+
+    Raises:
+        InvalidArgumentError: Not registered memory of this store, empty, closed, or read-only
+            where the engine would write.
+    """
+    parts: list[Slice] = []
+    try:
+        parts = parts_of(place, store, verb, writes=writes)
+    finally:
+        # Of memory that is refused nothing is taken.
+        for part in parts:
+            part.buffer.take()
+        use = Use(parts, on_release)
+        if not parts:
+            use.end()
+    return use
+
+
+def parts_of(
+    place: Place | Sequence[Place], store: Owner, verb: str, *, writes: bool
+) -> list[Slice]:
+    """Check the memory of a call; see :func:`use_of`."""
+    pieces: Sequence[object] = place if isinstance(place, (list, tuple)) else [place]
+    if not pieces:
+        raise InvalidArgumentError(f"{verb} got no memory; give slices", rank=store.rank)
+    return [_checked_part(piece, store, verb, writes=writes) for piece in pieces]
+
+
+def _checked_part(piece: object, store: Owner, verb: str, *, writes: bool) -> Slice:
+    part = piece[:] if isinstance(piece, Buffer) else piece
+    if not isinstance(part, Slice):
+        raise InvalidArgumentError(
+            f"{verb} needs registered memory (await store.register(...) or store.allocate(...)), "
+            f"not {type(part).__name__}",
+            rank=store.rank,
+        )
+    if not part.nbytes:
+        raise InvalidArgumentError(f"{verb} got an empty slice", rank=store.rank)
+    if writes and part.buffer.readonly:
+        raise InvalidArgumentError(f"{verb} would write into read-only memory", rank=store.rank)
+    part.buffer.check(store, verb)
+    return part
+
+
+def released(on_release: Callable[[], object] | None) -> None:
+    """Tell a caller that the engine has let go of the memory; what it raises is only logged."""
+    if on_release is not None:
+        try:
+            on_release()
+        except Exception:
+            log.exception("an on_release callback failed")
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def memory_of(
+    thing: object | None, address: int | None, nbytes: int | None, rank: int | str | None
+) -> tuple[int, int, memoryview | None]:
+    """Find the memory that is to be registered: address, size, and the view if there is one.
+
+    Raises:
+        InvalidArgumentError: Neither a contiguous buffer nor a plausible address.
+    """
+    if thing is not None:
+        if address is not None or nbytes is not None:
+            raise InvalidArgumentError(
+                "register takes an object or an address, not both", rank=rank
+            )
+        try:
+            view = memoryview(thing)  # type: ignore[arg-type]
+        except (TypeError, ValueError, BufferError) as exc:
+            raise InvalidArgumentError(
+                f"register needs an object with the buffer protocol, not {type(thing).__name__} "
+                f"({exc}); for a tensor pass address=tensor.data_ptr(), nbytes=, owner=tensor",
+                rank=rank,
+            ) from None
+        if not view.c_contiguous or not view.nbytes:
+            raise InvalidArgumentError(
+                "register needs contiguous memory of at least one byte", rank=rank
+            )
+        return address_of(view), view.nbytes, _bytes_of(view)
+    if not isinstance(address, int) or not isinstance(nbytes, int) or address <= 0 or nbytes <= 0:
+        raise InvalidArgumentError(
+            f"register needs an object, or address= and nbytes= above 0, not {address!r} and "
+            f"{nbytes!r}",
+            rank=rank,
+        )
+    return address, nbytes, None
+
+
+def allocate_memory(nbytes: int) -> memoryview:
+    """Map anonymous memory: page-aligned, and not zeroed under the GIL."""
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+def _bytes_of(view: memoryview) -> memoryview:
+    try:
+        return view.cast("B")
+    except TypeError:  # a format that memoryview can't cast, such as complex numbers
+        raise InvalidArgumentError(
+            "register can't lay this type out as bytes; pass array.view('u1')"
+        ) from None

@@ -1,0 +1,538 @@
+"""How one value gets into the engine and out of it: blocking jobs for worker threads.
+
+Values do not use the engine's local buffer at all: reads go by ``get_into`` into registered
+scratch memory or straight into a fresh ``bytes`` object, writes by ``put_from``. These calls
+answer honestly (a size, or a code that tells a miss from a failure), work for values of any
+size, also with ``local_buffer_size=0``, and never hold the GIL for long.
+
+Values above :data:`PIECE` travel in pieces of that size, by the engine's get and put sessions
+where the wheel has them, so that each native call is short and far from the engine's own limit
+of 60 s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from aiomooncake._buffers import new_bytes
+from aiomooncake.config import ReplicateConfig
+from aiomooncake.engine.binding import NativeStore
+from aiomooncake.engine.client import EngineClient
+from aiomooncake.engine.workers import stopping
+from aiomooncake.errors import (
+    BufferTooSmallError,
+    InternalError,
+    InvalidArgumentError,
+    MooncakeError,
+    NotSupportedError,
+    OperationTimeoutError,
+    error_from_code,
+)
+from aiomooncake.memory import (
+    SCRATCH_SIZE,
+    Block,
+    Registrations,
+    Scratch,
+    ScratchPool,
+    gather,
+)
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int], object]
+"""Told of bytes done and bytes in all, on the thread of the job."""
+
+__all__ = ["MISSES", "PIECE", "Moves", "Progress"]
+
+PIECE = 8 << 20
+"""Bytes of one piece of a large value (engine facts: pieces of 8 MB cost nothing)."""
+
+# First guess of a single read; what is larger costs a second question.
+_FIRST_READ = 256 * 1024
+# A session or a lease may end between two pieces, and starts again; without progress it may do
+# so this often.
+_RESTARTS = 3
+
+_INVALID = -600
+_NOT_READY = -703
+_NOT_FOUND = -704
+_EXISTS = -705
+_LEASE_EXPIRED = -707
+_RPC_CODES = (-900, -901)
+_TRANSFER_FAIL = -800
+# An object whose put is not finished can't be read: to a reader it is not there yet.
+MISSES = (_NOT_FOUND, _NOT_READY)
+
+
+class Moves:
+    """Moves the values of one store. Every method blocks and belongs on a worker thread.
+
+    Args:
+        client: The native client.
+        rank: Rank, for error messages.
+        registered_only: The transport moves only registered memory (everything but TCP).
+        convert: Makes the binding's placement options of ours.
+        master: Address of the master, for error messages.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        rank: int | str | None,
+        registered_only: bool,
+        convert: Callable[[ReplicateConfig], object],
+        master: str = "",
+    ) -> None:
+        self._client = client
+        self._master = master
+        self._rank = rank
+        self._registered_only = registered_only
+        self._convert = convert
+        self._pool = ScratchPool()
+        # The engine may write into scratch memory until it is torn down.
+        client.keep_until_gone(self._pool)
+        self._registrations = Registrations()
+        self._putting: set[str] = set()
+        self._putting_lock = threading.Lock()
+
+    # ------------------------------------------------------------------ reads
+
+    def get(self, key: str) -> bytes | None:
+        """Read one value; None for a proved miss."""
+        native = self._client.native_object
+        with self._scratch() as scratch:
+            code = self._leased(native, key, scratch.address, _FIRST_READ)
+            if code > 0:
+                self._client.counters.count_read(code)
+                return scratch.read(0, code)
+        if code in MISSES:
+            return None
+        if code == _INVALID:  # larger than the guess
+            return self.get_large(key)
+        raise self._error(code, "get", key)
+
+    def get_large(self, key: str) -> bytes | None:
+        """Read one value of any size, straight into the object that is handed out."""
+        native = self._client.native_object
+        for _ in range(_RESTARTS):
+            size = native.get_size(key)
+            if size in MISSES:
+                return None
+            if size < 0:
+                raise self._error(size, "get", key)
+            value, address = new_bytes(size)
+            code = self._read_into(key, address, size, value)
+            if code == size:
+                self._client.counters.count_read(size)
+                return value
+            if code in MISSES:
+                return None
+            if code < 0 and code != _INVALID:
+                raise self._error(code, "get", key)
+            # Replaced by a value of another size meanwhile: ask again.
+        raise self._restless("get", key)
+
+    def get_into(self, key: str, block: Block, tell: Progress | None = None) -> int | None:
+        """Read one value into the caller's registered memory; its size, or None for a miss."""
+        native = self._client.native_object
+        size = block.nbytes
+        # The pieces of a large value must add up to the value, not to the room.
+        known = size <= PIECE
+        for _ in range(_RESTARTS):
+            if not known:
+                size = native.get_size(key)
+                if size in MISSES:
+                    return None
+                if size < 0:
+                    raise self._error(size, "get_into", key)
+                if size > block.nbytes:
+                    raise self._too_small(key, size, block.nbytes)
+            code = self._read_into(key, block.address, size, block, known=True, tell=tell)
+            if code > 0:
+                self._client.counters.count_read(code)
+                return code
+            if code in MISSES:
+                return None
+            if code != _INVALID:
+                raise self._error(code, "get_into", key)
+            known = False  # too large, or replaced by a value of another size meanwhile
+        raise self._restless("get_into", key)
+
+    def get_into_parts(self, key: str, blocks: Sequence[Block]) -> int | None:
+        """Read one value into several pieces of registered memory, one after the other."""
+        native = self._client.native_object
+        for _ in range(_RESTARTS):
+            size = native.get_size(key)
+            if size in MISSES:
+                return None
+            if size < 0:
+                raise self._error(size, "get_into", key)
+            left = size
+            addresses, sizes = [], []
+            for block in blocks:
+                if not left:
+                    break
+                addresses.append(block.address)
+                sizes.append(min(left, block.nbytes))
+                left -= sizes[-1]
+            if left:
+                raise self._too_small(key, size, size - left)
+            (code,) = self._client.move(
+                native.batch_get_into_multi_buffers, [key], [addresses], [sizes]
+            )
+            if code in MISSES:
+                return None
+            if code > 0:
+                self._client.counters.count_read(code)
+                return code
+            if code not in (_INVALID, _TRANSFER_FAIL) or native.get_size(key) == size:
+                raise self._error(code, "get_into", key)
+            # Replaced by a value of another size meanwhile: ask again.
+        raise self._restless("get_into", key)
+
+    def get_range(
+        self, key: str, block: Block, offset: int, tell: Progress | None = None
+    ) -> int | None:
+        """Read some bytes of a value into registered memory, in pieces."""
+        native = self._client.native_object
+        code = _INVALID
+        for _ in range(_RESTARTS):
+            size = native.get_size(key)
+            if size in MISSES:
+                return None
+            if size < 0:
+                raise self._error(size, "get_into", key)
+            wanted = min(block.nbytes, size - offset)
+            if wanted <= 0:
+                raise InvalidArgumentError(
+                    f"get_into of {key!r} from byte {offset} on: the value has {size} bytes",
+                    key=key,
+                    rank=self._rank,
+                )
+            code = self._read_range(key, block.address, offset, wanted, tell)
+            if code == wanted:
+                self._client.counters.count_read(code)
+                return code
+            if code in MISSES:
+                return None
+            if code not in (_INVALID, _LEASE_EXPIRED):
+                raise self._error(code, "get_into", key)
+            # Replaced by a shorter value meanwhile, or not read in time.
+        raise self._error(code, "get_into", key)
+
+    def _read_range(
+        self, key: str, address: int, offset: int, nbytes: int, tell: Progress | None
+    ) -> int:
+        native = self._client.native_object
+        for done in range(0, nbytes, PIECE):
+            self._go_on("get_into", key)
+            piece = min(PIECE, nbytes - done)
+            code: int = self._client.move(
+                native.get_into_ranges,
+                [address],
+                [[key]],
+                [[[done]]],
+                [[[offset + done]]],
+                [[[piece]]],
+            )[0][0][0]
+            if code != piece:
+                return _INVALID if code >= 0 else code
+            if tell is not None and nbytes > PIECE:
+                tell(done + piece, nbytes)
+        return nbytes
+
+    def _restless(self, verb: str, key: str) -> MooncakeError:
+        return InternalError(
+            f"{verb} of {key!r} failed: the value changed its size {_RESTARTS} times while it was "
+            "read; write it less often, or under a new key each time",
+            key=key,
+            rank=self._rank,
+        )
+
+    def _too_small(self, key: str, size: int, room: int) -> MooncakeError:
+        return BufferTooSmallError(
+            f"get_into of {key!r}: the value has {size} bytes, the memory {room}; give more, or "
+            "offset= for a part of the value",
+            code=_INVALID,
+            key=key,
+            rank=self._rank,
+        )
+
+    def _read_into(
+        self,
+        key: str,
+        address: int,
+        size: int,
+        keep: object,
+        *,
+        known: bool = False,
+        tell: Progress | None = None,
+    ) -> int:
+        """Read a value of ``size`` bytes; ``known`` memory is registered already."""
+        native = self._client.native_object
+        pieces = size > PIECE and hasattr(native, "batch_get_session_start")
+        with self._registered(address, size, keep, needed=pieces, known=known) as ready:
+            if not (pieces and ready):
+                return self._leased(native, key, address, size)
+            place = self._places(native, key)
+            try:
+                code = self._read_pieces(key, address, size, tell)
+            finally:
+                native.batch_get_session_end([key])
+            if code > 0 and self._places(native, key) != place:
+                # Removed by force (or replaced) while it was read: the memory may have been given
+                # to another key, whose bytes these are.
+                return _INVALID
+            return code
+
+    def _places(self, native: NativeStore, key: str) -> list[tuple[str, int, int]]:
+        """Tell where the copies of a value lie: end point, address and size of each."""
+        found = []
+        for replica in native.batch_get_replica_desc([key]).get(key, ()):
+            if replica.is_memory_replica():
+                place = replica.get_memory_descriptor().buffer_descriptor
+                found.append((place.transport_endpoint, place.buffer_address, place.size))
+        return found
+
+    def _read_pieces(self, key: str, address: int, size: int, tell: Progress | None) -> int:
+        native = self._client.native_object
+        done, restarts, code = 0, 0, _LEASE_EXPIRED
+        while done < size:
+            if code in (_INVALID, _LEASE_EXPIRED):
+                # No session yet, or its lease ran out, or another read of the key ended it.
+                restarts += 1
+                if restarts > _RESTARTS:
+                    return code
+                code = native.batch_get_session_start([key])[0]
+                if code < 0:
+                    return code
+                if native.get_size(key) != size:
+                    # Replaced since the size was asked for. Pieces of a larger value would fit.
+                    return _INVALID
+            self._go_on("get", key)
+            piece = min(PIECE, size - done)
+            code = self._client.move(
+                native.batch_get_into_multi_buffer_ranges,
+                [key],
+                [[address + done]],
+                [[piece]],
+                [[done]],
+            )[0]
+            if code == piece:
+                done += piece
+                restarts = 0
+                if tell is not None:
+                    tell(done, size)
+            elif code >= 0 or code not in (_INVALID, _LEASE_EXPIRED):
+                return code
+        return done
+
+    # ------------------------------------------------------------------ writes
+
+    def put(
+        self,
+        key: str,
+        block: Block | memoryview,
+        config: ReplicateConfig | None,
+        *,
+        replace: bool,
+        tell: Progress | None = None,
+    ) -> None:
+        """Store one value; with ``replace`` it takes the place of the one that is there."""
+        if isinstance(block, memoryview):
+            block = gather(block)
+        code = self._put(key, block, config, replace=replace, tell=tell)
+        if code < 0 and code != _EXISTS:
+            raise self._error(code, "upsert" if replace else "put", key)
+        self._client.counters.count_written(block.nbytes)
+
+    def put_parts(
+        self, key: str, parts: Sequence[Block | memoryview], config: ReplicateConfig | None
+    ) -> None:
+        """Store several pieces of memory as one value."""
+        native = self._client.native_object
+        blocks = [gather(part) if isinstance(part, memoryview) else part for part in parts]
+        for block in blocks:
+            if self._registered_only and not block.registered:
+                raise NotSupportedError(
+                    "this transport moves only registered memory: register the parts, or join them",
+                    key=key,
+                    rank=self._rank,
+                )
+        code = self._client.move(
+            native.batch_put_from_multi_buffers,
+            [key],
+            [[block.address for block in blocks]],
+            [[block.nbytes for block in blocks]],
+            *self._options(config),
+        )[0]
+        if code < 0 and code != _EXISTS:
+            raise self._error(code, "put_parts", key)
+        self._client.counters.count_written(sum(block.nbytes for block in blocks))
+
+    def _put(
+        self,
+        key: str,
+        block: Block,
+        config: ReplicateConfig | None,
+        *,
+        replace: bool,
+        tell: Progress | None,
+    ) -> int:
+        native = self._client.native_object
+        options = self._options(config)
+        if replace and not hasattr(native, "upsert_from"):
+            raise NotSupportedError(
+                "this engine wheel has no upsert; remove the key and put it again, or install a "
+                "newer wheel",
+                key=key,
+                rank=self._rank,
+            )
+        pieces = block.nbytes > PIECE and not replace and hasattr(native, "batch_put_session_start")
+        if self._registered_only and not block.registered and block.nbytes <= SCRATCH_SIZE:
+            with self._scratch() as scratch:
+                address = scratch.write(0, block)
+                move = native.upsert_from if replace else native.put_from
+                return self._client.move(move, key, address, block.nbytes, *options)
+        with self._registered(
+            block.address, block.nbytes, block, needed=pieces, known=block.registered
+        ) as ready:
+            if pieces and ready:
+                with self._put_turn(key) as mine:
+                    if mine:
+                        return self._write_pieces(key, block, options, tell)
+            move = native.upsert_from if replace else native.put_from
+            return self._client.move(move, key, block.address, block.nbytes, *options)
+
+    def _write_pieces(
+        self, key: str, block: Block, options: tuple[object, ...], tell: Progress | None
+    ) -> int:
+        native = self._client.native_object
+        code = native.batch_put_session_start([key], [block.nbytes], *options)[0]
+        if code == _INVALID:
+            # A session of ours whose end was never confirmed (the master was away).
+            native.batch_put_session_revoke([key])
+            code = native.batch_put_session_start([key], [block.nbytes], *options)[0]
+        if code < 0:
+            return code
+        code = _INVALID
+        try:
+            for done in range(0, block.nbytes, PIECE):
+                self._go_on("put", key)
+                piece = min(PIECE, block.nbytes - done)
+                code = self._client.move(
+                    native.batch_put_from_multi_buffer_ranges,
+                    [key],
+                    [[block.address + done]],
+                    [[piece]],
+                    [[done]],
+                )[0]
+                if code < 0:
+                    return code
+                if tell is not None:
+                    tell(done + piece, block.nbytes)
+            code = native.batch_put_session_end([key])[0]
+            return code
+        finally:
+            # Also when the job was told to stop between two pieces.
+            if code != 0:
+                native.batch_put_session_revoke([key])
+
+    # ------------------------------------------------------------------ small helpers
+
+    def _options(self, config: ReplicateConfig | None) -> tuple[object, ...]:
+        if config is None:
+            return ()
+        if not isinstance(config, ReplicateConfig):
+            raise InvalidArgumentError(
+                f"config= takes a ReplicateConfig, not {type(config).__name__}", rank=self._rank
+            )
+        return (self._convert(config),)
+
+    def _error(self, code: int, verb: str, key: str) -> MooncakeError:
+        hint = f"The master is {self._master}." if code in _RPC_CODES and self._master else ""
+        error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
+        self._client.counters.count_code(error.code_name)
+        return error
+
+    def _leased(self, native: NativeStore, key: str, address: int, room: int) -> int:
+        """``get_into``, once more when the lease ran out before the bytes were there."""
+        code = self._client.move(native.get_into, key, address, room)
+        if code == _LEASE_EXPIRED:
+            code = self._client.move(native.get_into, key, address, room)
+        return code
+
+    def _caught(self, fn: Callable[..., T], *args: Any) -> T | MooncakeError:
+        try:
+            return fn(*args)
+        except MooncakeError as exc:
+            return exc
+
+    def _go_on(self, verb: str, key: str) -> None:
+        if stopping():
+            raise OperationTimeoutError(
+                f"{verb} of {key!r} was cancelled between two pieces", key=key, rank=self._rank
+            )
+
+    def check_length(self, codes: Sequence[Any], keys: Sequence[str], method: str) -> None:
+        """Refuse an answer of the engine that is not one code per key."""
+        if len(codes) != len(keys):
+            raise InternalError(
+                f"{method} answered {len(codes)} codes for {len(keys)} keys; the engine refused "
+                "the call as a whole",
+                rank=self._rank,
+            )
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Scratch]:
+        scratch = self._pool.borrow(self._client.native_object)
+        try:
+            yield scratch
+        finally:
+            if self._client.gate.tainted is None:
+                self._pool.give_back(scratch)
+            else:  # the engine may still write into it
+                self._client.keep_until_gone(scratch)
+
+    @contextmanager
+    def _registered(
+        self, address: int, nbytes: int, keep: object, *, needed: bool, known: bool = False
+    ) -> Iterator[bool]:
+        """Register memory around a move that needs it, unless it is known already.
+
+        False when it could not be: the engine refuses memory of which the caller has registered
+        a part.
+        """
+        native = self._client.native_object
+        code = _INVALID
+        if not known and (needed or self._registered_only):
+            code = self._registrations.enter(native, address, nbytes)
+            if code < 0 and code != _INVALID:
+                raise error_from_code(
+                    code, f"registering {nbytes} bytes of memory", rank=self._rank
+                )
+        try:
+            yield known or code == 0
+        finally:
+            if self._client.gate.tainted is not None:
+                self._client.keep_until_gone(keep)
+            elif code == 0:
+                self._registrations.leave(native, address)
+
+    @contextmanager
+    def _put_turn(self, key: str) -> Iterator[bool]:
+        """One put session per key; False while another put of the key has it."""
+        with self._putting_lock:
+            mine = key not in self._putting
+            if mine:
+                self._putting.add(key)
+        try:
+            yield mine
+        finally:
+            if mine:
+                with self._putting_lock:
+                    self._putting.discard(key)

@@ -1,0 +1,124 @@
+"""Values seen where the engine put them, without a copy, for a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aiomooncake.errors import MooncakeError
+from aiomooncake.transfers import Item, Transfers
+
+__all__ = ["Sight", "Views"]
+
+
+class Sight:
+    """One value in view.
+
+    The memory belongs to the engine's handle, which is tied to the memory object that every view
+    of it refers to. So a view that was derived from it and outlives it never sees freed memory,
+    and the handle is let go, and its room given back, when the last of them is: also that of a
+    view which nobody took, because the task was cancelled meanwhile.
+    """
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def release(self) -> None:
+        """End the view: using it raises ValueError from now on."""
+        # Who holds an export of it (pickle.PickleBuffer, pyarrow) keeps it from being released.
+        with contextlib.suppress(BufferError):
+            self.view.release()
+
+
+class Room:
+    """Bytes of the engine's local buffer that views may hold.
+
+    Nothing waits for it: what finds no room is read into memory of its own. Half of the buffer is
+    left to the calls that go through ``store.engine``.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._free = nbytes // 2
+        self._lock = threading.Lock()
+        # It is given back from the garbage collector too, which may run while the lock is held.
+        self._returned: deque[int] = deque()
+
+    @property
+    def free(self) -> int:
+        """Bytes that are left."""
+        with self._lock:
+            return self._free + sum(self._returned)
+
+    def take(self, nbytes: int) -> bool:
+        """Take room if there is."""
+        with self._lock:
+            while self._returned:
+                self._free += self._returned.popleft()
+            if nbytes > self._free:
+                return False
+            self._free -= nbytes
+            return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Give room back; from anywhere."""
+        self._returned.append(nbytes)
+
+
+class Views:
+    """The jobs of :meth:`Store.view`; blocking, for worker threads."""
+
+    def __init__(self, transfers: Transfers, local_buffer_size: int) -> None:
+        self._transfers = transfers
+        self._room = Room(local_buffer_size)
+
+    @property
+    def room(self) -> int:
+        """Bytes that views may still take without a copy."""
+        return self._room.free
+
+    def view_items(self, items: Sequence[Item]) -> list[Any]:
+        """Bring values into view: a Sight, None for a proved miss, or an error."""
+        keys = [item.key for item in items]
+        sizes = self._transfers.sizes(keys)
+        roomy = {key: sizes[key] for key in keys if key in sizes and self._room.take(sizes[key])}
+        handles: dict[str, Any] = {}
+        try:
+            if roomy:
+                found = self._transfers.handles(list(roomy))
+                handles = dict(zip(roomy, found, strict=True))
+            sights: list[Any] = []
+            for key in keys:
+                handle = handles.pop(key, None)
+                if handle is not None and handle.size() == roomy[key]:
+                    sights.append(Sight(_view_of(handle, self._room)))
+                    del roomy[key]  # the view has it now
+                else:
+                    del handle  # its room in the engine's buffer, before the next one needs it
+                    sights.append(self._view_of_its_own(key))
+            return sights
+        finally:
+            for nbytes in roomy.values():
+                self._room.give_back(nbytes)
+
+    def _view_of_its_own(self, key: str) -> Sight | MooncakeError | None:
+        """Read a value into memory of its own; also what tells a miss from a failure."""
+        try:
+            value = self._transfers.get(key)
+        except MooncakeError as exc:
+            return exc
+        return None if value is None else Sight(memoryview(value))
+
+
+def _view_of(handle: Any, room: Room) -> memoryview:
+    nbytes = handle.size()
+    memory = (ctypes.c_ubyte * nbytes).from_address(handle.ptr())
+    memory.handle = handle  # lives as long as any view of the memory
+    weakref.finalize(memory, room.give_back, nbytes).atexit = False
+    return memoryview(memory).cast("B").toreadonly()
