@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.bench import Bench, Value
 from benchmarks.measure import Measurement, Meter, Round, percentile
+from benchmarks.peers import BindingPeer, BlockingBatches, BlockingLoop, Threads, ToThread
 from benchmarks.process import OverCapError, Worker, WorkerError
+from benchmarks.report import print_failures
 from benchmarks.scenarios import GROUPS
 from tests.benchmark_jobs import Echo
 
@@ -44,6 +51,84 @@ def test_smoke_measures_every_scenario(tmp_path: Path) -> None:
         assert name in run.stdout
     for one in result["measurements"]:
         assert one["cap"] is not None or one["medians"]["operations_per_second"] > 0
+
+
+class Native:
+    """Stands for the binding; notes who calls what."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.threads: set[int] = set()
+
+    def get(self, key: str) -> bytes:
+        self.calls.append(("get", key))
+        self.threads.add(threading.get_ident())
+        return b"" if key == "missing" else b"value"
+
+    def put(self, key: str, value: bytes) -> int:
+        self.calls.append(("put", key))
+        return 0
+
+    def get_batch(self, keys: list[str]) -> list[bytes]:
+        self.calls.append(("get_batch", len(keys)))
+        return [b"value"] * len(keys)
+
+
+@pytest.mark.parametrize("kind", [ToThread, Threads, BlockingLoop])
+async def test_peer_makes_every_call_once_and_times_it(kind: Callable[[], BindingPeer]) -> None:
+    peer = kind()
+    peer.native = Native()
+    items = ["a", "b", ("c", b"new"), "d"]
+    driven = await peer.drive(peer.requests("mixed", items), 3)
+    assert sorted(peer.native.calls) == [("get", "a"), ("get", "b"), ("get", "d"), ("put", "c")]
+    assert len(driven.latencies) == 4
+    assert driven.seconds > 0
+
+
+@pytest.mark.parametrize("kind", [ToThread, Threads, BlockingLoop])
+async def test_peer_that_answers_wrong_is_an_error(kind: Callable[[], BindingPeer]) -> None:
+    peer = kind()
+    peer.native = Native()
+    with pytest.raises(RuntimeError, match="a call failed"):
+        await peer.drive(peer.requests("get", ["a", "missing"]), 2)
+
+
+async def test_threads_work_beside_the_loop() -> None:
+    peer = BlockingLoop()
+    peer.native = Native()
+    await peer.drive(peer.requests("get", ["a", "b"]), 8)
+    assert len(peer.native.threads) == 1
+    assert threading.get_ident() not in peer.native.threads
+
+
+async def test_blocking_batches_cut_single_keys_into_batches() -> None:
+    peer = BlockingBatches()
+    peer.native = Native()
+    await peer.drive(peer.requests("get", [str(i) for i in range(300)]), 1)
+    assert peer.native.calls == [("get_batch", 256), ("get_batch", 44)]
+
+
+def test_plots_show_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+    from benchmarks.plots import draw
+
+    bench = Bench(smoke=True, rounds=1)
+    for peer in ("aiomooncake", "async_store"):
+        for tasks in (1, 8):
+            bench.measured(
+                "get", peer, [{"seconds": 0.5, "operations": tasks}],
+                place="own memory", loop="asyncio", tasks=tasks, batch=1,
+            )  # fmt: skip
+    files = draw(bench.to_json(), tmp_path / "plots")
+    assert [file.name for file in files] == ["tasks-own-memory.svg", "get.svg"]
+    assert all(file.read_text().startswith("<?xml") for file in files)
+
+
+def test_failures_of_one_cause_are_told_once() -> None:
+    out = io.StringIO()
+    print_failures({"get": "no luck", "put": "no luck"}, Console(file=out, width=80))
+    assert out.getvalue().count("no luck") == 1
+    assert "get, put could not be measured" in out.getvalue()
 
 
 def test_every_scenario_is_defined_in_the_readme() -> None:
@@ -126,6 +211,16 @@ def test_worker_answers_and_tells_errors() -> None:
 def test_worker_that_dies_is_an_error() -> None:
     with Worker(Echo) as worker, pytest.raises(WorkerError, match="code 3"):
         worker.call("leave")
+
+
+@linux
+def test_frozen_worker_is_let_go() -> None:
+    with Worker(Echo) as worker:
+        worker.call("echo", text="awake")
+        worker.freeze()
+        worker.send("echo", text="asleep")
+        with pytest.raises(OverCapError):
+            worker.receive(within=0.2)
 
 
 @linux

@@ -325,7 +325,8 @@ def test_warmup_against_a_closed_port_says_so_in_time() -> None:
     done = run("warmup", "--master", f"127.0.0.1:{free_port()}", "--timeout", "0.5", "--json")
     assert time.monotonic() - began < 5
     assert done.returncode == 4, done
-    assert done.stderr.startswith("error: [TP0] connect to 127.0.0.1:")
+    assert "waiting for the master 127.0.0.1:" in done.stderr
+    assert "\nerror: [TP0] connect to 127.0.0.1:" in done.stderr
     document = json.loads(done.stdout)
     assert document["error"]["type"] == "SetupTimeoutError"
     assert document["ranks"] == [

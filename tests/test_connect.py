@@ -202,7 +202,7 @@ async def test_a_dummy_client_is_not_opened_yet() -> None:
 
 
 async def test_a_coordinated_master_needs_a_hostname() -> None:
-    with pytest.raises(InvalidArgumentError, match="local_hostname"):
+    with pytest.raises(ConfigError, match="local_hostname"):
         await connect("etcd://10.0.0.1:2379")
 
 
@@ -663,3 +663,47 @@ def test_a_transfer_engine_may_be_shared(cluster: LocalCluster) -> None:
         cluster.address,
     )
     assert found == "engine"
+
+
+# --- what connect says while it waits, and of what the engine would not say --------------------
+
+
+async def test_waiting_for_a_master_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It was silent for as long as it waited, 120 s by default."""
+    with pytest.raises(SetupTimeoutError):
+        await connect("127.0.0.1:1", rank=3, timeout=0.3)
+    (line,) = [one.getMessage() for one in caplog.records if "waiting" in one.getMessage()]
+    assert line.startswith("[TP3] waiting for the master 127.0.0.1:1: Connection refused (0 s of")
+
+
+async def test_a_hostname_of_somebody_else_is_warned_of(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Warm-up passed by luck, and half of the puts failed afterwards."""
+    store = await connect(cluster.address, local_hostname="203.0.113.7", global_segment_size=0)
+    await store.aclose()
+    assert "local_hostname='203.0.113.7' is not an address of this host" in caplog.text
+
+
+async def test_rdma_without_a_device_is_refused(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine opens over TCP instead, and says so only in its own log."""
+    monkeypatch.setattr(connect_module, "_RDMA_DEVICES", Path("/nonexistent"))
+    with pytest.raises(ConfigError, match="no RDMA device"):
+        await connect(cluster.address, protocol="rdma", timeout=10)
+
+
+async def test_a_closed_store_can_not_be_entered() -> None:
+    store = await connect("memory://entered")
+    await store.aclose()
+    with pytest.raises(StoreClosedError, match="can't be entered"):
+        async with store:
+            pass
+
+
+async def test_a_store_that_was_not_awaited_says_so() -> None:
+    opening = connect("memory://forgotten")
+    with pytest.raises(AttributeError, match=r"not open yet.*await it"):
+        opening.put  # noqa: B018
+    opening.close()

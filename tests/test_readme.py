@@ -33,7 +33,7 @@ def test_program_runs(program: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     if "greeting" in program:
-        assert done.stdout.splitlines() == ["ready after 1 tries", "b'hello'", "None"]
+        assert done.stdout.splitlines() == ["ready, tries: 1", "b'hello'", "None"]
 
 
 def test_scripts_that_it_names_are_there() -> None:

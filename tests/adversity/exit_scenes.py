@@ -386,3 +386,26 @@ def multiprocess(address: str) -> None:
         assert pool.apply(use_in_worker, [address]) == b"v"
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(refuse_in_worker, [address]) == "refused"
+
+
+def leave_by_second_interrupt(master: str) -> None:
+    """With calls in flight, and a second Ctrl-C while the exit waits for them.
+
+    It left the exit's hook before the process was made safe: ``terminate called recursively``.
+    """
+    cluster = start_cluster()
+    store = opened(cluster.address, rpc_timeout=20)
+    cluster.blocking.pause()
+    start_daemons(4, lambda: store.blocking.is_exist("k"))
+    while store.stats().in_flight < 4:
+        time.sleep(0.001)
+    assert cluster.pid is not None
+    if master == "thaw":
+        Thaw(cluster.pid)
+
+    def interrupt() -> None:
+        while store.health().state != "closing":
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()

@@ -75,3 +75,9 @@ def test_another_user_of_the_engine_keeps_its_store(own_cluster: LocalCluster, o
 
 def test_an_adopted_store(own_cluster: LocalCluster) -> None:
     run_scene(scenes.leave_adopted, own_cluster.address).check(within=GRACE + SLACK)
+
+
+@pytest.mark.parametrize("master", ["frozen", "thaw"])
+def test_a_second_interrupt_while_the_exit_waits(master: str) -> None:
+    ended = run_scene(scenes.leave_by_second_interrupt, master).check(within=GRACE + SLACK)
+    assert "KeyboardInterrupt" in ended.err

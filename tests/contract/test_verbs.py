@@ -575,7 +575,8 @@ async def test_stats_count_bytes_calls_and_errors(
     with pytest.raises(ObjectLeasedError):
         await store.remove(small)
     after = store.stats()
-    assert after.calls == before.calls + 5
+    # Five verbs; a large value that is read among others is fetched by a call of its own.
+    assert after.calls == before.calls + 6
     assert after.bytes_written == before.bytes_written + 3 + 9 * MB
     assert after.bytes_read == before.bytes_read + 3 + 3 + 9 * MB
     leased = "OBJECT_HAS_LEASE"
