@@ -1,8 +1,9 @@
-"""The command line: ``python -m benchmarks [--smoke] [--only NAME …] [--json FILE]``."""
+"""The command line: ``python -m benchmarks [--smoke] [--only NAME …] [--json F] [--plots D]``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -41,17 +42,21 @@ def main(arguments: list[str] | None = None) -> int:
     console = _console(stderr=options.json == "-")
     print_table(bench.rows, console)
     print_failures(bench.failures, console)
+    result = {
+        "format": _FORMAT,
+        "smoke": bench.smoke,
+        "rounds": bench.rounds,
+        "seconds": time.monotonic() - began,
+        "environment": surroundings,
+        "scenarios": wanted,
+        **bench.to_json(),
+    }
     if options.json is not None:
-        result = {
-            "format": _FORMAT,
-            "smoke": bench.smoke,
-            "rounds": bench.rounds,
-            "seconds": time.monotonic() - began,
-            "environment": surroundings,
-            "scenarios": wanted,
-            **bench.to_json(),
-        }
         _write(result, options.json)
+    if options.plots is not None:
+        from benchmarks.plots import draw
+
+        draw(result, options.plots)
     return 1 if bench.failures else 0
 
 
@@ -93,7 +98,13 @@ def _parse(arguments: list[str] | None, names: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=_count, help=f"of each measurement (default {_ROUNDS})")
     parser.add_argument("--json", metavar="FILE", help='where to write all figures; "-" = stdout')
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="where to draw SVG plots (needs matplotlib)"
+    )
+    options = parser.parse_args(arguments)
+    if options.plots is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plots needs matplotlib: pip install 'aiomooncake[bench]'")
+    return options
 
 
 def _count(text: str) -> int:

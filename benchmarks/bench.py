@@ -58,7 +58,7 @@ class Row:
     Attributes:
         scenario: Name of the scenario.
         what: What was compared.
-        unit: ``"s"``, ``"bytes"`` or ``"1/s"``.
+        unit: ``"s"``, ``"bytes"``, ``"1/s"`` or what is counted.
         target: The design's, in words; empty when it sets none.
         ours: Our figure.
         alternative: The figure of the best known alternative, measured in the same run.
@@ -155,7 +155,7 @@ class Bench:
         Args:
             scenario: Name of the scenario.
             what: What is compared.
-            unit: Its unit; more is better of ``"1/s"``, less of the others.
+            unit: Its unit; more is better of ``"1/s"`` and ``"keys"``, less of the others.
             ours: Our figure.
             alternative: That of the alternative, if it was measured.
             against: Who that is.
@@ -167,7 +167,8 @@ class Bench:
             alternative = Value(alternative)
         ratio: Value | None = None
         if alternative is not None:
-            pair = (ours, alternative.number) if unit == "1/s" else (alternative.number, ours)
+            more = unit in ("1/s", "keys")
+            pair = (ours, alternative.number) if more else (alternative.number, ours)
             ratio = Value(pair[0] / pair[1] if pair[1] else math.inf, alternative.at_least)
         met: bool | None = None
         if at_most is not None:

@@ -129,6 +129,8 @@ class Meter:
         operations: int = 1,
         latencies: Sequence[float] = (),
         figures: Mapping[str, float] | None = None,
+        *,
+        seconds: float | None = None,
     ) -> Round:
         """Return what was measured.
 
@@ -136,10 +138,11 @@ class Meter:
             operations: Operations that were done.
             latencies: Seconds of each call, if they were timed.
             figures: What else to keep.
+            seconds: How long it took, where that was timed more closely.
         """
         ordered = sorted(latencies)
         return Round(
-            seconds=self._seconds,
+            seconds=self._seconds if seconds is None else seconds,
             operations=operations,
             cpu_seconds=self._cpu,
             peak_rss=self._peak,

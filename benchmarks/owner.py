@@ -39,7 +39,11 @@ class Owner(Job):
         _check("setup", code)
 
     async def store(self, prefix: str, count: int, size: int) -> None:
-        """Store ``count`` random values of ``size`` bytes; the keys are ``prefix`` and a number."""
+        """Store ``count`` values of ``size`` bytes here; the keys are ``prefix`` and a number."""
+        from mooncake.store import ReplicateConfig
+
+        config = ReplicateConfig()
+        config.preferred_segment = self._native.get_hostname()
         memory = mmap.mmap(-1, size * min(count, _BATCH))
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         block = os.urandom(min(len(memory), 1 << 20))
@@ -48,7 +52,7 @@ class Owner(Job):
         for first in range(0, count, _BATCH):
             keys = [f"{prefix}{i}" for i in range(first, min(first + _BATCH, count))]
             places = [address + size * i for i in range(len(keys))]
-            for code in self._native.batch_put_from(keys, places, [size] * len(keys)):
+            for code in self._native.batch_put_from(keys, places, [size] * len(keys), config):
                 _check("batch_put_from", code)
 
     async def remove(self, prefix: str) -> None:

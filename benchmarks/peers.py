@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import anyio
 import anyio.to_thread
 
-__all__ = ["OURS", "PEERS", "WRAPPER", "Operation", "Peer", "native_store"]
+__all__ = ["OURS", "PEERS", "WRAPPER", "Peer", "Request", "native_store"]
 
 _HOST = "127.0.0.1"
 _THREADS = 8
 
-Operation = Callable[[Any], Awaitable[None]]
-"""One call with one item: a key, a ``(key, value)``, or a list of these. It checks the answer."""
+
+class Request(NamedTuple):
+    """One call, ready to be made: nothing but the call itself is timed.
+
+    Every answer is checked (a value that is not empty, a code that is 0): a peer that fails fast
+    must not look fast.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    good: Callable[[Any], object]
 
 
 class Peer(ABC):
     """A client of one master; opened once, driven by verb.
 
-    Every adapter checks its answers (a value that is not empty, a code that is 0): a peer that
-    fails fast must not look fast.
+    A verb is ``get``, ``put``, ``exists``, ``get_many``, ``put_many`` or ``mixed``; its items are
+    keys, ``(key, value)`` pairs, or lists of these. ``mixed`` has pairs, which are stored, among
+    keys, which are read.
     """
 
     name: ClassVar[str]
@@ -44,23 +56,39 @@ class Peer(ABC):
         """Remove all keys that begin so."""
 
     @abstractmethod
-    def operation(self, verb: str) -> Operation:
-        """Return the call for ``get``, ``put``, ``exists``, ``get_many`` or ``put_many``."""
+    def request(self, verb: str, item: Any) -> Request:
+        """Make the call of a verb with one item."""
 
-    async def drive(self, verb: str, items: Iterable[Any], tasks: int) -> list[float]:
-        """Do a verb for each item, in ``tasks`` tasks side by side; return the latencies."""
-        operation = self.operation(verb)
-        todo = iter(items)
+    def requests(self, verb: str, items: Iterable[Any]) -> list[Request]:
+        """Make the calls of a verb with all items."""
+        if verb == "mixed":
+            return [self.request("get" if isinstance(i, str) else "put", i) for i in items]
+        return [self.request(verb, item) for item in items]
+
+    async def drive(self, requests: Iterable[Request], tasks: int) -> Driven:
+        """Make all calls, in ``tasks`` tasks side by side."""
+        todo = iter(requests)
         latencies: list[float] = []
+        clock = time.perf_counter
 
         async def task() -> None:
-            for item in todo:
-                began = time.perf_counter()
-                await operation(item)
-                latencies.append(time.perf_counter() - began)
+            for call, arguments, good in todo:
+                began = clock()
+                answer = await call(*arguments)
+                latencies.append(clock() - began)
+                if not good(answer):
+                    raise _bad(answer)
 
+        began = clock()
         await asyncio.gather(*(task() for _ in range(tasks)))
-        return latencies
+        return Driven(clock() - began, latencies)
+
+
+class Driven(NamedTuple):
+    """How long all calls took together, and how long each of them, in seconds."""
+
+    seconds: float
+    latencies: list[float]
 
 
 class Aiomooncake(Peer):
@@ -88,46 +116,34 @@ class Aiomooncake(Peer):
         """Remove all keys that begin so."""
         await self.store.remove_by_regex(f"^{prefix}", force=True)
 
-    def operation(self, verb: str) -> Operation:
-        """Return the call for a verb."""
-        operation: Operation = getattr(self, f"_{verb}")
-        return operation
-
-    async def _get(self, key: str) -> None:
-        _good(await self.store.get(key))
-
-    async def _put(self, item: tuple[str, bytes]) -> None:
-        await self.store.put(*item)
-
-    async def _exists(self, key: str) -> None:
-        _good(await self.store.exists(key))
-
-    async def _get_many(self, keys: list[str]) -> None:
-        _good(all(await self.store.get_many(keys)))
-
-    async def _put_many(self, items: list[tuple[str, bytes]]) -> None:
-        await self.store.put_many(dict(items))
+    def request(self, verb: str, item: Any) -> Request:
+        """Make the call of a verb; what fails raises by itself."""
+        store = self.store
+        if verb == "get":
+            return Request(store.get, (item,), _itself)
+        if verb == "put":
+            return Request(store.put, item, _always)
+        if verb == "exists":
+            return Request(store.exists, (item,), _itself)
+        if verb == "get_many":
+            return Request(store.get_many, (item,), all)
+        return Request(store.put_many, (dict(item),), _always)
 
 
-class _Request(NamedTuple):
-    """How a verb is said to the binding."""
-
-    method: str
-    arguments: Callable[[Any], tuple[Any, ...]]
-    good: Callable[[Any], object]
+def _itself(answer: Any) -> Any:
+    return answer
 
 
-_REQUESTS = {
-    "get": _Request("get", lambda key: (key,), lambda value: value),
-    "put": _Request("put", lambda item: item, lambda code: code == 0),
-    "exists": _Request("is_exist", lambda key: (key,), lambda code: code == 1),
-    "get_many": _Request("get_batch", lambda keys: (keys,), all),
-    "put_many": _Request(
-        "put_batch",
-        lambda items: ([key for key, _ in items], [value for _, value in items]),
-        lambda code: code == 0,
-    ),
-}
+def _always(_: object) -> bool:
+    return True
+
+
+def _is_0(code: object) -> bool:
+    return code == 0
+
+
+def _is_1(code: object) -> bool:
+    return code == 1
 
 
 class BindingPeer(Peer):
@@ -144,21 +160,26 @@ class BindingPeer(Peer):
 
     async def remove(self, prefix: str) -> None:
         """Remove all keys that begin so."""
-        _good(await asyncio.to_thread(self.native.remove_by_regex, f"^{prefix}", force=True) >= 0)
+        gone = await asyncio.to_thread(self.native.remove_by_regex, f"^{prefix}", force=True)
+        if gone < 0:
+            raise _bad(gone)
 
-    def operation(self, verb: str) -> Operation:
-        """Return the call for a verb."""
-        method, arguments, good = _REQUESTS[verb]
-        call = self.call
-
-        async def operation(item: Any) -> None:
-            _good(good(await call(method, *arguments(item))))
-
-        return operation
+    def request(self, verb: str, item: Any) -> Request:
+        """Make the call of a verb."""
+        if verb == "get":
+            return Request(self.way("get"), (item,), _itself)
+        if verb == "put":
+            return Request(self.way("put"), item, _is_0)
+        if verb == "exists":
+            return Request(self.way("is_exist"), (item,), _is_1)
+        if verb == "get_many":
+            return Request(self.way("get_batch"), (item,), all)
+        keys, values = [key for key, _ in item], [value for _, value in item]
+        return Request(self.way("put_batch"), (keys, values), _is_0)
 
     @abstractmethod
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the binding and await its answer."""
+    def way(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """Return how a method of the binding is called: what it gives is awaited."""
 
     def _new_store(self) -> Any:
         return native_store()
@@ -170,9 +191,10 @@ class Wrapper(BindingPeer):
     name = "async_store"
     in_words = "the wheel's own mooncake.async_store"
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call ``async_<method>``."""
-        return await getattr(self.native, f"async_{method}")(*arguments)
+    def way(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """Return ``async_<method>``."""
+        way: Callable[..., Awaitable[Any]] = getattr(self.native, f"async_{method}")
+        return way
 
     def _new_store(self) -> Any:
         from mooncake.async_store import MooncakeDistributedStoreAsync
@@ -186,9 +208,9 @@ class ToThread(BindingPeer):
     name = "asyncio.to_thread"
     in_words = "asyncio.to_thread over the binding"
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    def way(self, method: str) -> Callable[..., Awaitable[Any]]:
         """Call it in a thread of the loop's default executor."""
-        return await asyncio.to_thread(getattr(self.native, method), *arguments)
+        return partial(asyncio.to_thread, getattr(self.native, method))
 
 
 class AnyioToThread(BindingPeer):
@@ -202,11 +224,10 @@ class AnyioToThread(BindingPeer):
         await super().open(address, segment=segment, local_buffer=local_buffer)
         self._limiter = anyio.CapacityLimiter(_THREADS)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    def way(self, method: str) -> Callable[..., Awaitable[Any]]:
         """Call it in one of anyio's threads."""
-        return await anyio.to_thread.run_sync(
-            getattr(self.native, method), *arguments, limiter=self._limiter
-        )
+        run: Callable[..., Awaitable[Any]] = anyio.to_thread.run_sync
+        return partial(run, getattr(self.native, method), limiter=self._limiter)
 
 
 class Executor(BindingPeer):
@@ -220,43 +241,102 @@ class Executor(BindingPeer):
         await super().open(address, segment=segment, local_buffer=local_buffer)
         self._executor = ThreadPoolExecutor(_THREADS)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    def way(self, method: str) -> Callable[..., Awaitable[Any]]:
         """Call it in a thread of a pool of its own."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, getattr(self.native, method), *arguments)
+        return partial(loop.run_in_executor, self._executor, getattr(self.native, method))
 
 
-class BlockingLoop(BindingPeer):
+class Threads(BindingPeer):
+    """The binding called by as many threads as others have tasks: no loop, no hop."""
+
+    name = "threads"
+    in_words = "threads over the blocking binding, one for each task, without a loop"
+
+    def way(self, method: str) -> Callable[..., Any]:
+        """Return the method; only :meth:`drive` keeps it off the event loop."""
+        way: Callable[..., Any] = getattr(self.native, method)
+        return way
+
+    async def drive(self, requests: Iterable[Request], tasks: int) -> Driven:
+        """Make all calls, in ``tasks`` threads side by side."""
+        return await asyncio.to_thread(self._drive, iter(requests), tasks)
+
+    def _drive(self, todo: Iterator[Request], count: int) -> Driven:
+        latencies: list[float] = []
+        errors: list[BaseException] = []
+        begin = threading.Barrier(count + 1)
+        clock = time.perf_counter
+
+        def work() -> None:
+            begin.wait()
+            try:
+                # Taking the next one from a list's iterator is atomic in CPython.
+                for call, arguments, good in todo:
+                    began = clock()
+                    answer = call(*arguments)
+                    latencies.append(clock() - began)
+                    if not good(answer):
+                        raise _bad(answer)
+            except BaseException as exc:  # noqa: BLE001  # raised by the thread that waits
+                errors.append(exc)
+
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        began = clock()
+        for thread in threads:
+            thread.join()
+        seconds = clock() - began
+        if errors:
+            raise errors[0]
+        return Driven(seconds, latencies)
+
+
+class BlockingLoop(Threads):
     """The binding called again and again by one thread: no hop per call, no concurrency."""
 
     name = "blocking loop"
     in_words = "the blocking binding in a loop, in one thread"
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call it; only :meth:`drive` keeps that off the event loop."""
-        return getattr(self.native, method)(*arguments)
-
-    async def drive(self, verb: str, items: Iterable[Any], tasks: int) -> list[float]:
-        """Do a verb for each item in one thread, whatever the number of tasks."""
+    async def drive(self, requests: Iterable[Request], tasks: int) -> Driven:
+        """Make all calls in one thread, whatever the number of tasks."""
         del tasks
-        return await asyncio.to_thread(self._drive, verb, items)
+        return await super().drive(requests, 1)
 
-    def _drive(self, verb: str, items: Iterable[Any]) -> list[float]:
-        method, arguments, good = _REQUESTS[verb]
-        call = getattr(self.native, method)
-        latencies: list[float] = []
-        for item in items:
-            began = time.perf_counter()
-            _good(good(call(*arguments(item))))
-            latencies.append(time.perf_counter() - began)
-        return latencies
+
+class BlockingBatches(BlockingLoop):
+    """The binding's batch calls in one thread: what merging could reach if it cost nothing."""
+
+    name = "blocking batches"
+    in_words = "get_batch, put_batch and batch_is_exist of 256 keys in a loop, in one thread"
+
+    _keys = 256
+
+    def requests(self, verb: str, items: Iterable[Any]) -> list[Request]:
+        """Make calls of many items each."""
+        listed = list(items)
+        batches = [listed[i : i + self._keys] for i in range(0, len(listed), self._keys)]
+        if verb == "exists":
+            return [Request(self.way("batch_is_exist"), (batch,), all) for batch in batches]
+        return [self.request(f"{verb}_many", batch) for batch in batches]
 
 
 OURS = Aiomooncake.name
 WRAPPER = Wrapper.name
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer
-    for peer in (Aiomooncake, Wrapper, ToThread, AnyioToThread, Executor, BlockingLoop)
+    for peer in (
+        Aiomooncake,
+        Wrapper,
+        ToThread,
+        AnyioToThread,
+        Executor,
+        Threads,
+        BlockingLoop,
+        BlockingBatches,
+    )
 }
 
 
@@ -274,6 +354,5 @@ def setup(native: Any, address: str, segment: int, local_buffer: int) -> None:
         raise RuntimeError(f"setup of the binding answered {code}")
 
 
-def _good(answer: object) -> None:
-    if not answer:
-        raise RuntimeError(f"a call failed: it answered {answer!r}")
+def _bad(answer: object) -> RuntimeError:
+    return RuntimeError(f"a call failed: it answered {answer!r:.100}")

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,7 @@ class Worker:
         self._log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # close() closes it
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._last_beat: float | None = None
+        self._frozen = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks._worker", self._name, loop, str(os.getpid())],
             cwd=_ROOT,
@@ -140,9 +142,18 @@ class Worker:
             raise WorkerError(f"{self._name} failed:\n{answer['error']}\n{self._output()}")
         return answer["result"]
 
+    def freeze(self) -> None:
+        """Stop the process where it is, as a machine that hangs; :meth:`close` still works."""
+        self._frozen = True
+        self._process.send_signal(signal.SIGSTOP)
+
     def close(self, *, kill: bool = False) -> None:
         """Let the process go; it leaves without tidying up."""
-        if self._process.poll() is None and not kill and self._process.stdin is not None:
+        if (
+            self._process.poll() is None
+            and not (kill or self._frozen)
+            and self._process.stdin is not None
+        ):
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):

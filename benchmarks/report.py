@@ -66,8 +66,9 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def print_failures(failures: dict[str, str], console: Console) -> None:
     """Print what could not be measured, and why."""
-    for scenario, reason in failures.items():
-        console.print(f"[red]{scenario} could not be measured:[/red]")
+    for reason in dict.fromkeys(failures.values()):
+        names = ", ".join(name for name, why in failures.items() if why == reason)
+        console.print(f"[red]{names} could not be measured:[/red]")
         console.print(reason, markup=False, highlight=False)
 
 
@@ -82,6 +83,8 @@ def _number(number: float, unit: str) -> str:
     if math.isinf(number):
         return "∞"
     if unit == "s":
+        if number < 1e-3:
+            return f"{number * 1e6:.1f} µs"
         return f"{number:.2f} s" if number >= 1 else f"{number * 1000:.1f} ms"
     if unit == "bytes":
         return f"{number / 1e6:.2f} MB" if number < 1e7 else f"{number / 1e6:.0f} MB"

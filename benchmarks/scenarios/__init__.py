@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.scenarios import connecting, large, ranks, traffic
+from benchmarks.scenarios import (
+    blocks,
+    connecting,
+    large,
+    profile,
+    ranks,
+    sizes,
+    stuck,
+    traffic,
+)
 
 if TYPE_CHECKING:
     from benchmarks.bench import Group
@@ -15,5 +24,9 @@ GROUPS: tuple[Group, ...] = (
     *connecting.GROUPS,
     *ranks.GROUPS,
     *large.GROUPS,
+    *stuck.GROUPS,
+    *blocks.GROUPS,
+    *sizes.GROUPS,
     *traffic.GROUPS,
+    *profile.GROUPS,
 )
