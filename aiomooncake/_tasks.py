@@ -31,7 +31,7 @@ async def caught(
     except MooncakeError as exc:
         if exc.key is None:
             raise
-        return exc
+        return exc.with_traceback(None)  # its frames hold the memory that the call named
 
 
 async def together(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

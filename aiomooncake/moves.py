@@ -470,7 +470,8 @@ class Moves:
         try:
             return fn(*args)
         except MooncakeError as exc:
-            return exc
+            # Among the answers a traceback is a cycle: its frames hold the answers.
+            return exc.with_traceback(None)
 
     def _go_on(self, verb: str, key: str) -> None:
         if stopping():

@@ -36,7 +36,10 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
 
     def throw(self, *args: Any) -> Any:
         """Raise inside the opening, as a task does to cancel it."""
-        return self._coro.throw(*args)
+        try:
+            return self._coro.throw(*args)
+        finally:
+            del args  # with the error's traceback it is a cycle, which holds what was opened
 
     def close(self) -> None:
         """Drop an opening that was never awaited."""

@@ -112,7 +112,7 @@ class Views:
         try:
             value = self._transfers.get(key)
         except MooncakeError as exc:
-            return exc
+            return exc.with_traceback(None)  # a cycle otherwise: its frames hold the answers
         return None if value is None else Sight(memoryview(value))
 
 

@@ -249,10 +249,12 @@ class Lane:
                 else:
                     self._wanted -= 1
             call.on_done(call)
-            if call.aside:
+            aside = call.aside
+            # Also of a thread that ends: a traceback that somebody keeps may hold its frame.
+            del call
+            if aside:
                 # Niced for good (only root may undo that), and already replaced.
                 return
-            del call
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} threads={self._threads}/{self.limit} calls={self._wanted}>"
