@@ -51,14 +51,13 @@ if _madvise is not None:
 _MADV_HUGEPAGE = 14  # linux/mman.h; the mmap module has the name only where it was built with it
 _HUGE = 4 << 20
 
-_SIMPLE = 0
 _FULL_RO = 0x011C
 
 
 def address_of(view: memoryview) -> int:
-    """Return the address of a C-contiguous view's first byte; good while the view is held."""
+    """Return the address of a view's first item; good while the view is held."""
     raw = _PyBuffer()
-    _get_buffer(view, ctypes.byref(raw), _SIMPLE)
+    _get_buffer(view, ctypes.byref(raw), _FULL_RO)
     try:
         return int(raw.buf or 0)
     finally:

@@ -8,38 +8,13 @@ from collections import deque
 from threading import Lock
 from typing import Any, Final
 
+from aiomooncake._buffers import address_of
+
 __all__ = ["LocalBuffer", "MemoryHandle", "read_buffer", "read_memory", "write_memory"]
 
-_PYBUF_STRIDED_RO: Final = 0x0018  # PyBUF_STRIDES, which pybind11 asks for too
 _WOULD_CRASH: Final = (
     "this would crash the process: parts must be buffers, and the engine looks not"
 )
-
-
-class _PyBuffer(ctypes.Structure):
-    """CPython's ``Py_buffer``."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
-_get_buffer.restype = ctypes.c_int
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
-_release_buffer.restype = None
 
 
 def read_memory(ptr: int, size: int) -> bytes:
@@ -76,13 +51,8 @@ def read_buffer(value: Any, *, part: bool = False) -> bytes:
         raise TypeError("incompatible function arguments: a Buffer is wanted") from None
     if part and (view.ndim != 1 or view.itemsize != 1):
         raise RuntimeError("parts must be 1-D bytes-like")
-    raw = _PyBuffer()
-    _get_buffer(view, ctypes.byref(raw), _PYBUF_STRIDED_RO)
-    try:
-        items = view.nbytes // view.itemsize
-        return ctypes.string_at(raw.buf, items) if items else b""
-    finally:
-        _release_buffer(ctypes.byref(raw))
+    items = view.nbytes // view.itemsize
+    return ctypes.string_at(address_of(view), items) if items else b""
 
 
 class LocalBuffer:
