@@ -16,7 +16,7 @@ import anyio
 from aiomooncake._buffers import address_of
 from aiomooncake._tasks import finished
 from aiomooncake.errors import InvalidArgumentError
-from aiomooncake.memory import Block
+from aiomooncake.memory import Block, holds_objects
 
 __all__ = [
     "Buffer",
@@ -32,6 +32,8 @@ __all__ = [
 
 
 log = logging.getLogger("aiomooncake")
+
+_ADDRESSES = 1 << 64
 
 
 class Owner(Protocol):
@@ -378,11 +380,23 @@ def memory_of(
             raise InvalidArgumentError(
                 "register needs contiguous memory of at least one byte", rank=rank
             )
+        if holds_objects(view):
+            raise InvalidArgumentError(
+                "register got an array of Python objects: reading values into it would overwrite "
+                "their addresses and crash the process; use a numeric type",
+                rank=rank,
+            )
         return address_of(view), view.nbytes, _bytes_of(view)
-    if not isinstance(address, int) or not isinstance(nbytes, int) or address <= 0 or nbytes <= 0:
+    if (
+        not isinstance(address, int)
+        or not isinstance(nbytes, int)
+        or address <= 0
+        or nbytes <= 0
+        or address + nbytes > _ADDRESSES
+    ):
         raise InvalidArgumentError(
-            f"register needs an object, or address= and nbytes= above 0, not {address!r} and "
-            f"{nbytes!r}",
+            "register needs an object, or address= and nbytes= above 0 within 64 bits, not "
+            f"{address!r} and {nbytes!r}",
             rank=rank,
         )
     return address, nbytes, None

@@ -21,6 +21,7 @@ __all__ = [
     "Scratch",
     "ScratchPool",
     "gather",
+    "holds_objects",
     "layout",
     "view_of",
 ]
@@ -65,6 +66,11 @@ class Block:
         return f"<Block {self.nbytes} bytes{' mutable' if self.mutable else ''}>"
 
 
+def holds_objects(view: memoryview) -> bool:
+    """Tell whether memory holds addresses of Python objects, which must not be moved."""
+    return "O" in view.format and "O" in _FIELD_NAME.sub("", view.format)
+
+
 def view_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> memoryview:
     """Look at a value as memory.
 
@@ -88,7 +94,7 @@ def view_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> memor
             key=key,
             rank=rank,
         )
-    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
+    if holds_objects(view):
         raise InvalidArgumentError(
             f"{verb} of {key!r} got an array of Python objects, whose memory holds addresses in "
             "this process, not values; convert it to a numeric type, or pickle it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
     from aiomooncake.views import Sight
 
 __all__ = ["ZeroCopyVerbs"]
+
+log = logging.getLogger("aiomooncake")
+
+# Moves that begin in one turn of the loop; each is a task until it is merged.
+_AT_ONCE = 512
 
 
 class ZeroCopyVerbs:
@@ -240,7 +246,7 @@ class ZeroCopyVerbs:
             config: Placement options.
             return_exceptions: As for :meth:`put_many`.
             on_release: Called once, when the engine has let go of all the memory.
-            on_progress: Called with bytes done and bytes in all, after each key.
+            on_progress: Called with the bytes of memory that are done, and of all, after each key.
 
         Raises:
             BatchError: Some keys failed, the others are stored.
@@ -252,14 +258,21 @@ class ZeroCopyVerbs:
             await self.put_from(key, memory, config=mine, on_release=plan.take())
             plan.done(memory)
 
+        answers: list[MooncakeError | None] = []
         with plan:
-            groups = self._groups_of(config, len(items), "put_many_from")
-            self._check_items(items, "put_many_from", writes=False)
-            answers = await together(
-                caught(one, key, memory, group)
-                for (key, memory), group in zip(items.items(), groups, strict=True)
-            )
-        results = dict(zip(items, answers, strict=True))
+            pairs = plan.pairs("put_many_from", self.rank)
+            groups = self._groups_of(config, len(pairs), "put_many_from")
+            self._check_items(dict(pairs), "put_many_from", writes=False)
+            for start in range(0, len(pairs), _AT_ONCE):
+                answers += await together(
+                    caught(one, key, memory, group)
+                    for (key, memory), group in zip(
+                        pairs[start : start + _AT_ONCE],
+                        groups[start : start + _AT_ONCE],
+                        strict=True,
+                    )
+                )
+        results = dict(zip((key for key, _ in pairs), answers, strict=True))
         self._settle("put_many_from", results, answers, return_exceptions=return_exceptions)
         return results
 
@@ -292,9 +305,13 @@ class ZeroCopyVerbs:
             plan.done(memory)
             return read
 
+        answers: list[Any] = []
         with plan:
-            self._check_items(items, "get_many_into", writes=True)
-            answers = await together(caught(one, *item) for item in items.items())
+            pairs = plan.pairs("get_many_into", self.rank)
+            self._check_items(dict(pairs), "get_many_into", writes=True)
+            for start in range(0, len(pairs), _AT_ONCE):
+                some = pairs[start : start + _AT_ONCE]
+                answers += await together(caught(one, *item) for item in some)
         self._settle("get_many_into", answers, answers, return_exceptions=return_exceptions)
         return answers
 
@@ -396,13 +413,29 @@ class _Plan:
         on_release: Callable[[], object] | None,
         on_progress: Progress | None,
     ) -> None:
+        self._items = items
         self._on_release = on_release
         self._on_progress = on_progress
-        self._all = sum(_nbytes(memory) for memory in items.values())
+        self._all = 0
         self._done = 0
         # The plan itself is one of those that hold the memory, as long as moves may begin.
         self._holders = 1
         self._lock = threading.Lock()
+
+    def pairs(self, verb: str, rank: int | str | None) -> list[tuple[str, Place | Sequence[Place]]]:
+        """Take the items over: the caller may change the mapping while they are moved.
+
+        Raises:
+            InvalidArgumentError: It is no mapping.
+        """
+        if not isinstance(self._items, Mapping):
+            raise InvalidArgumentError(
+                f"{verb} needs a mapping from key to memory, not {type(self._items).__name__}",
+                rank=rank,
+            )
+        pairs = list(self._items.items())
+        self._all = sum(_nbytes(memory) for _, memory in pairs)
+        return pairs
 
     def take(self) -> Callable[[], object] | None:
         """Note that a move begins; what it calls at its end."""
@@ -416,7 +449,10 @@ class _Plan:
         """Note that a move went well."""
         self._done += _nbytes(memory)
         if self._on_progress is not None:
-            self._on_progress(self._done, self._all)
+            try:
+                self._on_progress(self._done, self._all)
+            except Exception:
+                log.exception("an on_progress callback failed")
 
     def _release(self) -> None:
         with self._lock:

@@ -756,6 +756,13 @@ def room(store: Store) -> int:
 
 
 @pytest.fixture(autouse=True)
+async def nothing_is_left(store: Store) -> AsyncIterator[None]:
+    """Leave the next test all of the segment: a master that is short of room lets values go."""
+    yield
+    await store.remove_all(force=True)
+
+
+@pytest.fixture(autouse=True)
 def no_room_lost(store: Store) -> Iterator[None]:
     gc.collect()
     before = room(store)
@@ -1018,3 +1025,36 @@ async def test_parts_without_a_byte_are_refused(store: Store, key: str) -> None:
     for bad in ("text", None, 5):
         with pytest.raises(InvalidArgumentError, match="put_parts"):
             await store.put_parts(key, b"x", bad)
+
+
+async def test_memory_of_python_objects_is_not_registered(store: Store) -> None:
+    """Reading a value into it overwrote their addresses: a segmentation fault."""
+    with pytest.raises(InvalidArgumentError, match="Python objects"):
+        await store.register(np.array([None] * 4, dtype=object))
+
+
+async def test_addresses_beyond_64_bits_are_refused(store: Store) -> None:
+    with pytest.raises(InvalidArgumentError, match="64 bits"):
+        await store.register(address=1 << 70, nbytes=3)
+
+
+async def test_many_moves_need_a_mapping_and_let_go_all_the_same(
+    store: Store, key: str, buffer: Buffer
+) -> None:
+    let_go: list[int] = []
+    pairs: Any = [(key, buffer[:1])]
+    for verb in (store.put_many_from, store.get_many_into):
+        with pytest.raises(InvalidArgumentError, match="needs a mapping"):
+            await verb(pairs, on_release=lambda: let_go.append(1))
+    assert len(let_go) == 2
+
+
+async def test_a_mapping_may_change_while_it_is_stored(
+    store: Store, keys: Callable[[int], list[str]], buffer: Buffer
+) -> None:
+    one, other = keys(2)
+    items: dict[str, Any] = {one: buffer[:1]}
+    storing = asyncio.ensure_future(store.put_many_from(items))
+    await asyncio.sleep(0)
+    items[other] = buffer[:1]
+    assert await storing == {one: None}
