@@ -45,13 +45,14 @@ T = TypeVar("T")
 Progress = Callable[[int, int], object]
 """Told of bytes done and bytes in all, on the thread of the job."""
 
-__all__ = ["MISSES", "PIECE", "Moves", "Progress"]
+__all__ = ["FIRST_READ", "MISSES", "PIECE", "Moves", "Progress"]
 
 PIECE = 8 << 20
 """Bytes of one piece of a large value (engine facts: pieces of 8 MB cost nothing)."""
 
-# First guess of a single read; what is larger costs a second question.
-_FIRST_READ = 256 * 1024
+FIRST_READ = 256 * 1024
+"""Bytes of the first guess of a single read; what is larger costs a second question."""
+
 # A session or a lease may end between two pieces, and starts again; without progress it may do
 # so this often.
 _RESTARTS = 3
@@ -103,16 +104,21 @@ class Moves:
 
     def get(self, key: str) -> bytes | None:
         """Read one value; None for a proved miss."""
+        fits, value = self._get_guessed(key)
+        return value if fits else self.get_large(key)
+
+    def _get_guessed(self, key: str) -> tuple[bool, bytes | None]:
+        """Read one value if it is no larger than the guess; (False, None) when it is."""
         native = self._client.native_object
         with self._scratch() as scratch:
-            code = self._leased(native, key, scratch.address, _FIRST_READ)
+            code = self._leased(native, key, scratch.address, FIRST_READ)
             if code > 0:
                 self._client.counters.count_read(code)
-                return scratch.read(0, code)
+                return True, scratch.read(0, code)
         if code in MISSES:
-            return None
-        if code == _INVALID:  # larger than the guess
-            return self.get_large(key)
+            return True, None
+        if code == _INVALID:
+            return False, None
         raise self._error(code, "get", key)
 
     def get_large(self, key: str) -> bytes | None:

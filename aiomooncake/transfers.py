@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiomooncake._buffers import new_bytes
 from aiomooncake.errors import MooncakeError, NotSupportedError
 from aiomooncake.memory import SCRATCH_SIZE, Block
-from aiomooncake.moves import MISSES, PIECE, Moves
+from aiomooncake.moves import FIRST_READ, MISSES, PIECE, Moves
 
 if TYPE_CHECKING:
     from aiomooncake.buffers import Use
@@ -39,7 +39,7 @@ LARGE: Final = object()
 """The answer for a value that is too large to be read with others."""
 
 _SMALLEST_SLOT: Final = SCRATCH_SIZE // MANY_KEYS
-_LARGEST_SLOT: Final = 256 * 1024
+_LARGEST_SLOT: Final = FIRST_READ
 
 _INVALID: Final = -600
 _EXISTS: Final = -705
@@ -97,16 +97,9 @@ class Transfers(Moves):
 
     def _get_one(self, key: str) -> Any:
         """Read one value; a batch of one costs 7 us more."""
-        native = self._client.native_object
-        with self._scratch() as scratch:
-            code = self._leased(native, key, scratch.address, _LARGEST_SLOT)
-            if code > 0:
-                self._client.counters.count_read(code)
-                return scratch.read(0, code)
-        if code in MISSES:
-            return None
-        if code != _INVALID:
-            raise self._error(code, "get", key)
+        fits, value = self._get_guessed(key)
+        if fits:
+            return value
         answers: list[Any] = [None]
         self._get_sized([key], [0], answers)
         return answers[0]
