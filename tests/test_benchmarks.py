@@ -192,8 +192,8 @@ async def test_meter_sees_memory_and_stalls() -> None:
         block = bytearray(32 << 20)
         await asyncio.sleep(0.01)
     measured = meter.round(2, [0.1, 0.2])
-    # The kernel adds up resident pages thread by thread, and is behind by some of them.
-    assert 0.9 * len(block) <= measured.extra_rss < 2 * len(block)
+    # The kernel adds resident pages up in lots of 64 for each thread, and is behind by some lots.
+    assert len(block) - (1 << 20) <= measured.extra_rss < 2 * len(block)
     assert measured.peak_rss > measured.extra_rss
     assert measured.seconds >= 0.01
     assert (measured.p50, measured.p99) == (0.2, 0.2)

@@ -691,3 +691,16 @@ async def test_a_put_of_a_value_that_is_freed_meanwhile_is_right(
     value = await store.get("new")
     assert value is not None
     assert value == value[:8] * 40_000
+
+
+async def test_a_large_read_notices_that_its_key_was_removed_by_force(
+    engine: InMemoryEngine, store: Store, hold: Hold
+) -> None:
+    """The engine goes on reading the memory, and gave 32 MB of another key as the value."""
+    await store.put("large", bytes(20 * MB))
+    engine.fault("batch_get_into_multi_buffer_ranges", hold=hold, times=1)
+    reading = start(store.get("large"))
+    await hold()
+    assert await store.remove("large", force=True)
+    hold.set()
+    assert await reading is None
