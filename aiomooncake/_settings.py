@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from aiomooncake._foreign import FOREIGN_ENV, FOREIGN_KEYS
 from aiomooncake._values import (
     bad_value,
     check_text,
@@ -31,7 +32,18 @@ from aiomooncake.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SETTINGS", "Setting", "check_names", "from_environ", "from_keys", "read_file"]
+__all__ = [
+    "CONFIG_PATH",
+    "KEYS",
+    "SETTINGS",
+    "Parse",
+    "Setting",
+    "check_names",
+    "check_variables",
+    "from_environ",
+    "from_keys",
+    "load_json",
+]
 
 MIN_SEGMENT: Final = 1024
 MAX_BUFFER: Final = 1024**4
@@ -226,55 +238,9 @@ SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({each.field: each for 
 CONFIG_PATH: Final = "MOONCAKE_CONFIG_PATH"
 _PREFIX: Final = "MOONCAKE_"
 _ENV: Final = {name: setting for setting in SETTINGS.values() for name in setting.env}
-_KEYS: Final = {
+KEYS: Final = {
     key: setting for setting in SETTINGS.values() for key in (setting.field, *setting.aliases)
 }
-
-# Keys that other programs keep in the same file, for themselves.
-_FOREIGN_KEYS: Final = frozenset(
-    """
-    alloc_in_same_node check_server enable_offload mode mooncake_page_first_multi_buffer
-    mooncake_prefer_local_alloc prefer_local_alloc standalone_storage storage_root_dir
-    use_ascend_direct
-    """.split()  # noqa: SIM905 - a hundred quotes and commas would hide the names
-)
-
-# Variables that the engine or its neighbours read themselves; without MOONCAKE_.
-_FOREIGN_ENV: Final = frozenset(
-    """
-    ABORT_REQUEST_TIMEOUT AWS_ACCESS_KEY_ID AWS_BUCKET_NAME AWS_CONNECT_TIMEOUT_MS AWS_REGION
-    AWS_REQUEST_CHECKSUM_CALCULATION AWS_REQUEST_TIMEOUT_MS AWS_RESPONSE_CHECKSUM_VALIDATION
-    AWS_S3_ENDPOINT AWS_SECRET_ACCESS_KEY AWS_USE_HTTPS AWS_USE_VIRTUAL_ADDRESSING BOOTSTRAP_PORT
-    BUCKET_EVICTION_POLICY BUCKET_MAX_TOTAL_SIZE CHECK_SERVER CONFIG_PATH DFS_ALIGNMENT
-    DFS_DEFERRED_FREE_SECONDS DFS_ENABLED DFS_EVICTION_CHECK_INTERVAL DFS_EVICTION_ENABLED
-    DFS_EVICTION_HIGH_WATERMARK DFS_EVICTION_LOW_WATERMARK DFS_FS_ADAPTER DFS_ROOT_DIR
-    DFS_SHARD_CAPACITY DFS_SHARD_COUNT DFS_SINGLE_TENANT DISABLE_HIP_DMABUF
-    DISK_EVICTION_HIGH_WATERMARK_RATIO DISK_EVICTION_LOW_WATERMARK_RATIO DISTRIBUTED_FS_TYPE
-    DISTRIBUTED_HEALTH_CHECK DISTRIBUTED_ROOT_DIR ENABLE_DFS ENABLE_TEST_FAILPOINTS
-    EP_ACTIVE_QPS_PER_RANK EP_DEVICE_FILTER EP_MACA_ALLOC EP_MACA_ALLOW_NODE_P2P EP_MACA_DISABLE_IPC
-    EP_MACA_IPC EP_MACA_P2P_PAIRS EP_NUM_LOCAL_RANKS EP_USE_MACA EP_USE_MUSA MASTER_CONTROL_BASE
-    NVME_KV_BATCH_SUBMIT_CONCURRENCY NVME_KV_DEVICE_PATH NVME_KV_DRIVER NVME_KV_IO_CONCURRENCY
-    NVME_KV_MAX_IO_CONCURRENCY NVME_KV_NSID NVME_KV_PREPARE_CONCURRENCY
-    NVME_KV_PROTOCOL_MAX_VALUE_SIZE NVME_KV_QUEUE_DEPTH NVME_KV_READ_PLAN_BATCH_SIZE
-    NVME_KV_ROOT_SUBMIT_CONCURRENCY NVME_KV_RUNTIME_TRANSFER_LIMIT
-    NVME_KV_TRANSFER_ALIGNMENT_BYTES NVME_KV_TRANSPORT NVME_KV_VALUE_BLOCK_UNIT_BYTES
-    OFFLOAD_BUCKET_DISK_SCAN_CACHE_MS OFFLOAD_BUCKET_EVICTION_POLICY OFFLOAD_BUCKET_KEYS_LIMIT
-    OFFLOAD_BUCKET_MAX_PHYSICAL_BYTES OFFLOAD_BUCKET_MAX_TOTAL_SIZE OFFLOAD_BUCKET_SIZE_LIMIT_BYTES
-    OFFLOAD_CLIENT_BUFFER_GC_INTERVAL_SECONDS OFFLOAD_CLIENT_BUFFER_GC_TTL_MS
-    OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO
-    OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION OFFLOAD_ENABLE_EVICTION OFFLOAD_FSDIR
-    OFFLOAD_HEARTBEAT_INTERVAL_SECONDS OFFLOAD_LOCAL_BUFFER_SIZE_BYTES
-    OFFLOAD_SCANMETA_ITERATOR_KEYS_LIMIT OFFLOAD_STORAGE_BACKEND_DESCRIPTOR
-    OFFLOAD_TOTAL_KEYS_LIMIT OFFLOAD_TOTAL_SIZE_LIMIT_BYTES OFFLOAD_USE_URING
-    OFFSET_EVICTION_POLICY OFFSET_HIGH_RATIO OFFSET_LOW_RATIO OFFSET_MAX_CAPACITY_NODES
-    OFFSET_MAX_EVICT_PER_OFFLOAD OFFSET_PERSIST_INTERVAL_SECONDS OFFSET_PERSIST_MODE
-    OFFSET_RECORD_CRC P2P_CHUNK_SIZE P2P_POOL_SIZE PG_AUTO_DEACTIVATE_ON_FAILURE
-    PG_AUTO_SYNC_ON_FAILURE PG_CORE_SO_PATH SCANMETA_ITERATOR_KEYS_LIMIT SENDER_WORKERS
-    SIDE_CHANNEL_PORT SNAPSHOT_LOCAL_PATH STANDALONE_STORAGE STORAGE_ROOT_DIR STORE_CHECKSUM
-    STORE_CLUSTER_ID TENANT_QUOTA_ETCD_ENDPOINTS TEST_FAILPOINT_DIR TEST_FAILPOINT_TIMEOUT_SEC
-    USE_URING
-    """.split()  # noqa: SIM905 - a hundred quotes and commas would hide the names
-)
 
 _NEAR: Final = 0.8
 """How alike (difflib's ratio, without ``MOONCAKE_``) an unknown variable must be to a known one to
@@ -289,10 +255,10 @@ def check_names(names: Iterable[str], *, what: str) -> None:
 
 
 def _unknown(name: str, what: str) -> ConfigError:
-    meant = nearest(name, _KEYS)
+    meant = nearest(name, KEYS)
     if meant is None:
         return ConfigError(f"{what} {name!r} is unknown. Known are: {', '.join(SETTINGS)}.")
-    return ConfigError(f"{what} {name!r} is unknown; did you mean {_KEYS[meant].field!r}?")
+    return ConfigError(f"{what} {name!r} is unknown; did you mean {KEYS[meant].field!r}?")
 
 
 def from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -302,17 +268,31 @@ def from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: for a bad value, two names with different values, or a name that looks like a
             mistyped one of ours.
     """
-    known = {name.removeprefix(_PREFIX): name for name in _ENV}
-    for name in environ:
-        rest = name.removeprefix(_PREFIX)
-        if rest != name and rest not in known and rest not in _FOREIGN_ENV:
-            meant = nearest(rest, known, cutoff=_NEAR)
-            if meant is not None:
-                raise ConfigError(
-                    f"Environment variable {name} is unknown; did you mean {known[meant]}?"
-                )
+    check_variables(environ, _ENV)
     given = ((name, setting, environ.get(name)) for name, setting in _ENV.items())
     return _collect(given, environ.get("MOONCAKE_STANDALONE_STORAGE"))
+
+
+def check_variables(environ: Mapping[str, str], known: Iterable[str]) -> None:
+    """Refuse a ``…MOONCAKE_…`` variable that looks like a mistyped one of those ``known``.
+
+    What stands before ``MOONCAKE_`` must be the same, and the engine's own are left alone.
+    """
+    families: dict[str, dict[str, str]] = {}
+    for name in known:
+        family, mark, rest = name.partition(_PREFIX)
+        if mark:
+            families.setdefault(family, {})[rest] = name
+    for name in environ:
+        family, mark, rest = name.partition(_PREFIX)
+        ours = families.get(family, {}) if mark else {}
+        if rest in ours or name in _ENV or (not family and rest in FOREIGN_ENV):
+            continue
+        meant = nearest(rest, ours, cutoff=_NEAR)
+        if meant is not None:
+            raise ConfigError(
+                f"Environment variable {name} is unknown; did you mean {ours[meant]}?"
+            )
 
 
 def from_keys(given: Mapping[str, object], *, what: str) -> dict[str, Any]:
@@ -322,10 +302,10 @@ def from_keys(given: Mapping[str, object], *, what: str) -> dict[str, Any]:
         ConfigError: for a bad value, two names with different values, or an unknown name.
     """
     for key in given:
-        if key not in _KEYS and key not in _FOREIGN_KEYS:
+        if key not in KEYS and key not in FOREIGN_KEYS:
             raise _unknown(key, what)
     return _collect(
-        ((key, _KEYS[key], value) for key, value in given.items() if key in _KEYS),
+        ((key, KEYS[key], value) for key, value in given.items() if key in KEYS),
         given.get("standalone_storage"),
     )
 
@@ -356,24 +336,28 @@ def _shown(value: object) -> str:
     return repr(mask_secrets(value) if isinstance(value, str) else value)
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object of settings and collect it by field.
+def load_json(path: Path, variable: str = CONFIG_PATH) -> dict[str, Any]:
+    """Read a JSON object of settings.
+
+    Args:
+        path: the file.
+        variable: the environment variable that may have named it, for the error.
 
     Raises:
-        ConfigError: if the file can't be read, is no JSON object, or says something wrong.
+        ConfigError: if the file can't be read or is no JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_repeats)
     except OSError as error:
         raise ConfigError(
             f"The config file {path} can't be read ({error.strerror}); check the path, and "
-            f"{CONFIG_PATH} if it came from there."
+            f"{variable} if it came from there."
         ) from error
     except ValueError as error:
         raise ConfigError(f"The config file {path} is not usable JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"The config file {path} must hold a JSON object of settings.")
-    return from_keys(content, what=f"In the config file {path}, key")
+    return content
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ipaddress
 import math
 import operator
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bad_value",
+    "check_keys",
     "check_text",
     "mask_secrets",
     "nearest",
@@ -74,6 +76,17 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     """Return the known name that a mistyped one most likely means, or None."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return found[0] if found else None
+
+
+def check_keys(value: object, *, field: str) -> Mapping[str, object]:
+    """Return a mapping whose keys are texts, refusing everything else without showing it."""
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        raise ConfigError(f"{field} is a {kind}; give a mapping from keys to values.")
+    for key in value:
+        if not isinstance(key, str):
+            raise ConfigError(f"{field} has the key {key!r}, which is no text.")
+    return value
 
 
 def parse_size(value: object, *, field: str) -> int:

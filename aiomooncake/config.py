@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl
 
+from aiomooncake._dialects import (
+    Dialect,
+    Place,
+    check_dialect,
+    read_environ,
+    read_file,
+    read_mapping,
+)
+from aiomooncake._dialects.lmcache import SCHEME as LMCACHE_SCHEME
 from aiomooncake._replicate import DataType, ReplicateConfig, SoftPinAction
 from aiomooncake._settings import (
     CONFIG_PATH,
@@ -18,10 +27,11 @@ from aiomooncake._settings import (
     check_names,
     from_environ,
     from_keys,
-    read_file,
+    load_json,
 )
 from aiomooncake._values import (
     bad_value,
+    check_keys,
     check_text,
     mask_secrets,
     nearest,
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataType",
+    "Dialect",
     "ReplicateConfig",
     "SoftPinAction",
     "StoreConfig",
@@ -44,7 +55,7 @@ __all__ = [
     "split_address",
 ]
 
-_SCHEMES: Final = ("mooncake", "local", *MASTER_SCHEMES)
+_SCHEMES: Final = ("mooncake", "local", LMCACHE_SCHEME, *MASTER_SCHEMES)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
@@ -172,18 +183,34 @@ class StoreConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> StoreConfig:
+    def from_env(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        dialect: Dialect | None = None,
+        rank: int | None = None,
+        tp_size: int | None = None,
+        pp_size: int | None = None,
+        gpu: int | None = None,
+    ) -> StoreConfig:
         """Read the ``MOONCAKE_…`` variables, over the file that ``MOONCAKE_CONFIG_PATH`` names.
+
+        With a dialect: the variables, and the file, that the project reads.
 
         Args:
             environ: the variables; by default the process's own.
+            dialect: whose configuration it is; :meth:`from_mapping` explains it and the rest.
 
         Raises:
             ConfigError: for a bad value, a mistyped name, or when no master is named.
         """
         environ = os.environ if environ is None else environ
+        place = Place(rank, tp_size, pp_size, gpu)
+        if dialect is not None:
+            return _build(read_environ(check_dialect(dialect), environ, place))
+        place.check((), "our own configuration")
         path = environ.get(CONFIG_PATH)
-        values = read_file(Path(path)) if path else {}
+        values = _from_own_file(Path(path)) if path else {}
         values.update(from_environ(environ))
         if not values.get("master_server_address") and not values.get("client_server_address"):
             raise ConfigError(
@@ -193,20 +220,78 @@ class StoreConfig:
         return _build(values)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> StoreConfig:
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dialect: Dialect | None = None,
+        rank: int | None = None,
+        tp_size: int | None = None,
+        pp_size: int | None = None,
+        gpu: int | None = None,
+    ) -> StoreConfig:
         """Read a JSON file, such as the one that ``MOONCAKE_CONFIG_PATH`` names.
 
         It blocks for as long as a small read takes: in a running loop use ``to_thread`` for files
         on slow disks.
 
+        Args:
+            path: the file.
+            dialect: whose file it is; :meth:`from_mapping` explains it and the rest.
+
         Raises:
             ConfigError: if it can't be read, names no master, or says something wrong.
         """
-        return _build(read_file(Path(path)))
+        place = Place(rank, tp_size, pp_size, gpu)
+        if dialect is not None:
+            return _build(read_file(check_dialect(dialect), Path(path), place))
+        place.check((), "our own configuration")
+        return _build(_from_own_file(Path(path)))
+
+    @classmethod
+    def from_mapping(
+        cls,
+        given: Mapping[str, Any],
+        *,
+        dialect: Dialect | None = None,
+        rank: int | None = None,
+        tp_size: int | None = None,
+        pp_size: int | None = None,
+        gpu: int | None = None,
+    ) -> StoreConfig:
+        """Read a mapping from keys to values, such as a framework's extra configuration.
+
+        A dialect brings that project's own keys, spellings of values and **defaults**, which
+        ``docs/configuration.md`` lists; what it does not know, such as ``rpc_timeout``, is set by
+        :meth:`replace`. Some need to know where this process stands, and only they take it.
+
+        Args:
+            given: the mapping. For ``"sglang"`` its storage backend's extra config, for
+                ``"lmcache"`` LMCache's whole configuration or its ``extra_config``, for ``"wheel"``
+                also the dictionary that the binding's ``setup`` takes.
+            dialect: ``"sglang"``, ``"vllm"``, ``"lmcache"`` or ``"wheel"``; None = our own keys
+                and defaults, as in a file.
+            rank: the global rank, as ``torch.distributed`` counts: chooses from a map of devices,
+                and is added to the client's metrics port. It goes with ``tp_size``.
+            tp_size: tensor-parallel ranks; the segment is divided among all ranks of a replica.
+            pp_size: pipeline stages, likewise; None = 1.
+            gpu: the physical number of the worker's GPU; chooses from ``device_name_per_gpu``.
+
+        Raises:
+            ConfigError: naming key, value, dialect and cure.
+        """
+        place = Place(rank, tp_size, pp_size, gpu)
+        given = check_keys(given, field="given")
+        if dialect is not None:
+            return _build(read_mapping(check_dialect(dialect), given, place))
+        place.check((), "our own configuration")
+        return _build(from_keys(given, what="Key"))
 
     @classmethod
     def from_url(cls, url: str) -> StoreConfig:
         """Read ``"mooncake://host:port?protocol=tcp&global_segment_size=4gb"``.
+
+        LMCache's ``"mooncakestore://host:port/?device=…"`` is read too, with our defaults.
 
         Raises:
             ConfigError: for another scheme, an unknown parameter or a bad value.
@@ -215,6 +300,10 @@ class StoreConfig:
         if target.kind != "master":
             raise bad_value("url", url, 'give "mooncake://host:port"; connect takes the others')
         return target.to_config()
+
+
+def _from_own_file(path: Path) -> dict[str, Any]:
+    return from_keys(load_json(path), what=f"In the config file {path}, key")
 
 
 def _build(values: Mapping[str, Any]) -> StoreConfig:
@@ -264,7 +353,8 @@ def parse_target(target: str | StoreConfig | None) -> Target:
     """Understand what ``connect`` was given.
 
     Args:
-        target: ``"host:port"``, ``"mooncake://host:port?…"``, ``"etcd://…"`` and the like,
+        target: ``"host:port"``, ``"mooncake://host:port?…"``, LMCache's
+            ``"mooncakestore://host:port/?device=…"``, ``"etcd://…"`` and the like,
             ``"local://?…"``, ``"memory://name?…"``, a config, or None for the environment.
 
     Raises:
@@ -293,7 +383,8 @@ def parse_target(target: str | StoreConfig | None) -> Target:
         return Target("master", SETTINGS["master_server_address"].parse(text, "target"))
     place, _, query = rest.partition("?")
     place = place.removesuffix("/")
-    overrides = _parameters(query, text)
+    aliases = {"device": "device_name"} if scheme == LMCACHE_SCHEME else {}
+    overrides = _parameters(query, text, aliases)
     if scheme == "local":
         if place:
             raise bad_value("target", text, 'a private master has no address: give "local://"')
@@ -307,7 +398,7 @@ def parse_target(target: str | StoreConfig | None) -> Target:
     return Target("master", place, overrides)
 
 
-def _parameters(query: str, text: str) -> dict[str, Any]:
+def _parameters(query: str, text: str, aliases: Mapping[str, str]) -> dict[str, Any]:
     if not query:
         return {}
     try:
@@ -315,7 +406,8 @@ def _parameters(query: str, text: str) -> dict[str, Any]:
     except ValueError:
         raise bad_value("target", text, "parameters look like ?name=value&name=value") from None
     given: dict[str, str] = {}
-    for name, value in pairs:
+    for spelling, value in pairs:
+        name = aliases.get(spelling, spelling)
         if given.setdefault(name, value) != value:
             raise bad_value("target", text, f"it sets {name} twice, with different values")
     overrides = from_keys(given, what="URL parameter")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiomooncake._settings import _FOREIGN_ENV, SETTINGS
+from aiomooncake._foreign import FOREIGN_ENV
+from aiomooncake._settings import SETTINGS
 from aiomooncake.config import (
     ReplicateConfig,
     StoreConfig,
@@ -382,7 +383,7 @@ def test_a_mistyped_variable_is_an_error_that_names_the_right_one(name: str, mea
 
 
 def test_variables_of_the_engine_and_of_others_are_left_alone() -> None:
-    environ = {f"MOONCAKE_{name}": "1" for name in _FOREIGN_ENV - {"CONFIG_PATH"}}
+    environ = {f"MOONCAKE_{name}": "1" for name in FOREIGN_ENV - {"CONFIG_PATH"}}
     config = StoreConfig.from_env({**environ, "MOONCAKE_MASTER": MASTER, "MOONCAKE_VERSION": "1"})
     assert config == StoreConfig(MASTER)
 
