@@ -1,6 +1,6 @@
 """A child process that never outlives this one, with its output.
 
-The ground under `cluster`: it knows processes and signals, not Mooncake.
+The ground under `_server`: it knows processes and signals, not Mooncake.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = ["ChildProcess", "ticks"]
 
@@ -59,15 +59,20 @@ class ChildProcess:
     Args:
         command: The program's absolute path and its arguments.
         keeper: Whose life bounds the program's.
+        environment: Variables for it, beside those of this process, which win.
     """
 
-    def __init__(self, command: Sequence[str], keeper: object) -> None:
+    def __init__(
+        self, command: Sequence[str], keeper: object, environment: Mapping[str, str]
+    ) -> None:
         self.name = Path(command[0]).name
         # Has no name in the file system: private, and gone with the last process that holds it.
         self._output = cast("BinaryIO", tempfile.TemporaryFile(prefix="aiomooncake-"))  # noqa: SIM115 - dispose() closes it
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
         try:
-            self._process = _spawner(os.getpid()).start(launcher, self._output)
+            self._process = _spawner(os.getpid()).start(
+                launcher, self._output, {**environment, **os.environ}
+            )
         except BaseException:
             self._output.close()
             raise
@@ -203,25 +208,28 @@ class _Spawner:
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[
-            tuple[Sequence[str], BinaryIO, Future[subprocess.Popen[bytes]]]
+            tuple[Sequence[str], BinaryIO, Mapping[str, str], Future[subprocess.Popen[bytes]]]
         ] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="aiomooncake-spawner", daemon=True).start()
 
-    def start(self, command: Sequence[str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    def start(
+        self, command: Sequence[str], output: BinaryIO, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start ``command``, which writes to ``output``, in the lasting thread."""
         started: Future[subprocess.Popen[bytes]] = Future()
-        self._orders.put((command, output, started))
+        self._orders.put((command, output, environment, started))
         return started.result()
 
     def _serve(self) -> None:
         while True:
-            command, output, started = self._orders.get()
+            command, output, environment, started = self._orders.get()
             try:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
+                    env=environment,
                     # Ctrl-C is meant for this process, whose clients need the child to the end.
                     start_new_session=True,
                 )
@@ -230,7 +238,7 @@ class _Spawner:
             else:
                 started.set_result(process)
                 del process
-            del command, output, started  # this thread must not keep the objects alive
+            del command, output, environment, started  # this thread must not keep the objects alive
 
 
 @functools.cache

@@ -1,44 +1,35 @@
-"""A private ``mooncake_master`` process on loopback, for tests, demos and ``local://``.
+"""A private Mooncake on loopback, for tests, demos and ``local://``: the wheel's own servers.
 
-The work is written once, as plain blocking code in `BlockingCluster`; `LocalCluster` runs it in
-worker threads. Nothing here is tied to an event loop, and nothing here imports the engine.
+`LocalCluster` runs a ``mooncake_master``, and beside it as many stand-alone clients
+(`StandaloneClient`, the wheel's ``mooncake_client``) as are asked for.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
-import threading
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
-from anyio import to_thread
-
-from aiomooncake._child import ChildProcess
-from aiomooncake._master_process import HOST, await_ready, choose_ports, find_master, taken
-from aiomooncake.errors import (
-    ClusterError,
-    ForkedProcessError,
-    InvalidArgumentError,
-)
+from aiomooncake._programs import HOST, find_program, health, name_taken
+from aiomooncake._server import BlockingServer, Server, check_flags, in_worker
+from aiomooncake._time_limits import process_limits, setup_limits
+from aiomooncake.config import StoreConfig
+from aiomooncake.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import threading
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self  # for type checkers only, which bring it along
 
-__all__ = ["BlockingCluster", "LocalCluster"]
+    from aiomooncake._child import ChildProcess
 
-logger = logging.getLogger("aiomooncake")
-
-_PORT_TRIES = 3  # starts with fresh ports; each loses the port race only to a rare neighbour
+__all__ = ["BlockingClient", "BlockingCluster", "LocalCluster", "StandaloneClient"]
 
 
-class LocalCluster:
+class LocalCluster(Server):
     """Run a private ``mooncake_master`` on free loopback ports.
 
     Enter it with ``with`` or ``async with``, or await `start` and `stop`; without a loop call
@@ -53,12 +44,15 @@ class LocalCluster:
             (``--default_kv_lease_ttl``, kept in milliseconds).
         client_ttl: Whole seconds after which a silent client loses its segment (``--client_ttl``).
         extra_args: Further command-line flags of the master; they win over those given here.
-        binary: The program to run, instead of the installed wheel's own.
-        start_timeout: Seconds until the master must be ready.
+        binary: The program to run, instead of the installed wheel's own. A ``mooncake_client``
+            that lies beside it is the one that `start_client` runs.
+        start_timeout: Seconds until the master must be ready, and each of its clients.
 
     Raises:
         InvalidArgumentError: A value that cannot be meant.
     """
+
+    blocking: BlockingCluster
 
     def __init__(
         self,
@@ -77,14 +71,6 @@ class LocalCluster:
             start_timeout=start_timeout,
         )
 
-    def __repr__(self) -> str:
-        return f"<LocalCluster {self.blocking.describe()}>"
-
-    @property
-    def address(self) -> str:
-        """Return ``host:port`` for clients. Raises `ClusterError` before the first start."""
-        return f"{HOST}:{self.blocking.ports[0]}"
-
     @property
     def metrics_port(self) -> int:
         """Return the port of the master's HTTP server, as `address` does."""
@@ -95,60 +81,39 @@ class LocalCluster:
         """Return the base address of the master's HTTP server (``/health``, ``/metrics`` …)."""
         return f"http://{HOST}:{self.metrics_port}"
 
-    @property
-    def pid(self) -> int | None:
-        """Return the process id of the master, or None when none was started."""
-        return self.blocking.pid
+    async def start_client(
+        self,
+        *,
+        global_segment_size: int | str = "512MiB",
+        local_buffer_size: int | str = 0,
+        extra_args: Sequence[str] = (),
+    ) -> StandaloneClient:
+        """Start a stand-alone client of this master, and wait until it serves.
 
-    @property
-    def running(self) -> bool:
-        """Tell whether the master's process lives; a paused one does."""
-        return self.blocking.running
+        It ends when the cluster is stopped, or by its own `stop`. A cancelled start leaves no
+        process behind.
 
-    def output(self) -> str:
-        """Return what the present master has written; kept after `kill`, dropped by `stop`."""
-        return self.blocking.output()
-
-    async def start(self) -> None:
-        """Start the master and wait until it serves; nothing happens when it already runs.
-
-        A cancelled start leaves no process behind.
-
-        Raises:
-            ClusterError: It ended or was not ready in time; the text holds its last output.
-            EngineNotInstalledError: There is no master to run, or a system library is missing.
-        """
-        await _in_worker(self.blocking.start)
-
-    async def stop(self) -> None:
-        """End the master by SIGTERM, and by SIGKILL if it lingers; nothing happens when none runs.
-
-        Runs to its end also in a cancelled scope. A task that is cancelled meanwhile goes over to
-        SIGKILL at once.
-        """
-        with anyio.CancelScope(shield=True):
-            await _in_worker(self.blocking.stop)
-
-    async def kill(self) -> None:
-        """Kill the master as a crash would (SIGKILL); `start` brings it back on the same ports."""
-        with anyio.CancelScope(shield=True):
-            await _in_worker(lambda _: self.blocking.kill())
-
-    async def pause(self) -> None:
-        """Freeze the master (SIGSTOP): its ports stay open, nothing answers.
+        Args:
+            global_segment_size: Memory that it lends to the cluster, in bytes or as ``"512MiB"``.
+            local_buffer_size: A local buffer of its own. The "dummy" clients that it serves bring
+                theirs along, so it needs none.
+            extra_args: Further command-line flags of ``mooncake_client``; they win over those
+                given here.
 
         Raises:
-            ClusterError: The master does not run.
+            ClusterError: The master does not run; or the client ended or was not ready in time,
+                then the text holds its last output.
+            ConfigError: A size that is none.
+            EngineNotInstalledError: There is no such program, or a system library is missing.
         """
-        await _in_worker(lambda _: self.blocking.pause())
-
-    async def resume(self) -> None:
-        """Let a paused master go on (SIGCONT).
-
-        Raises:
-            ClusterError: The master does not run.
-        """
-        await _in_worker(lambda _: self.blocking.resume())
+        return await in_worker(
+            lambda hurry: self.blocking.start_client(
+                global_segment_size=global_segment_size,
+                local_buffer_size=local_buffer_size,
+                extra_args=extra_args,
+                hurry=hurry,
+            )
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -175,12 +140,35 @@ class LocalCluster:
         self.blocking.stop()
 
 
-class BlockingCluster:
-    """Hold the process of a `LocalCluster` and offer its verbs as plain calls, from any thread.
+class StandaloneClient(Server):
+    """A ``mooncake_client`` process that `LocalCluster.start_client` has started.
 
-    ``hurry`` is how a waiting caller gets out of the longer calls: once it is set, `start` gives
-    up and `stop` kills.
+    It lends a segment to the cluster and serves the "dummy" clients of this machine, which
+    connect with ``client_server_address=client.address``. Its verbs are those of the cluster,
+    under ``client.blocking`` for callers without a loop: it is killed, frozen and brought back on
+    the same port, never outlives the process that started it, and is inert in a forked child.
+
+    Its service listens on loopback only; its transfer engine listens on all interfaces, as that of
+    every client of Mooncake does (the engine has no setting for it). The engine's time-outs are
+    set for it as `connect` sets them, unless the variables are set already.
+
+    The program ends at once when it is told to, without a word to the master: after `stop` as after
+    `kill` the segment stays listed until the master's ``client_ttl`` is over.
     """
+
+    blocking: BlockingClient
+
+    def __init__(self, blocking: BlockingClient) -> None:
+        self.blocking = blocking
+
+
+class BlockingCluster(BlockingServer):
+    """Hold the master's process of a `LocalCluster`, and its stand-alone clients."""
+
+    _face = "LocalCluster"
+    _noun = "the master"
+    _variable = "cluster"
+    _port_count = 2
 
     def __init__(
         self,
@@ -191,11 +179,7 @@ class BlockingCluster:
         binary: str | os.PathLike[str] | None,
         start_timeout: float,
     ) -> None:
-        if isinstance(extra_args, str):
-            raise InvalidArgumentError(
-                f"extra_args must be a sequence of flags, got the text {extra_args!r}: "
-                f"give [{extra_args!r}]"
-            )
+        check_flags(extra_args)
         for name, value in (("lease_ttl", lease_ttl), ("start_timeout", start_timeout)):
             if not (0 < value < math.inf):
                 raise InvalidArgumentError(
@@ -206,131 +190,64 @@ class BlockingCluster:
                 f"client_ttl must be a whole number of seconds, at least 1 (the master counts in "
                 f"seconds), got {client_ttl!r}"
             )
+        super().__init__(start_timeout)
         self._flags = (
             f"--default_kv_lease_ttl={max(1, round(lease_ttl * 1000))}",
             f"--client_ttl={int(client_ttl)}",
             *extra_args,
         )
         self._binary = binary
-        self._start_timeout = start_timeout
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._ports: tuple[int, int] | None = None
-        self._master: ChildProcess | None = None
+        self._clients: list[BlockingClient] = []
 
-    def __repr__(self) -> str:
-        return f"<BlockingCluster {self.describe()}>"
-
-    def describe(self) -> str:
-        """Return address and state, for ``repr``."""
-        if self._ports is None:
-            return "not started"
-        state = f"pid {self.pid}" if self.running else "not running"
-        return f"{HOST}:{self._ports[0]} {state}"
-
-    @property
-    def ports(self) -> tuple[int, int]:
-        """Return the RPC port and the HTTP port. Raises `ClusterError` before the first start."""
-        if self._ports is None:
-            raise ClusterError(
-                "the cluster has no address yet: await cluster.start() first, or call "
-                "cluster.blocking.start() without a loop"
-            )
-        return self._ports
-
-    @property
-    def pid(self) -> int | None:
-        """Return the process id of the master, or None when none was started."""
-        master = self._master
-        return master.pid if master is not None else None
-
-    @property
-    def running(self) -> bool:
-        """Tell whether the master's process lives; a paused one does."""
-        master = self._master
-        if master is None:
-            return False
-        if os.getpid() == self._owner:
-            return master.running
-        # A forked child can't wait for its parent's child: ask whether the process is there.
-        try:
-            os.kill(master.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def output(self) -> str:
-        """Return what the present master has written; kept after `kill`, dropped by `stop`."""
-        master = self._master
-        return master.text() if master is not None else ""
-
-    def start(self, hurry: threading.Event | None = None) -> None:
-        """Start the master and wait until it serves; see `LocalCluster.start`."""
-        self._refuse_in_child("started")
+    def start_client(
+        self,
+        *,
+        global_segment_size: int | str = "512MiB",
+        local_buffer_size: int | str = 0,
+        extra_args: Sequence[str] = (),
+        hurry: threading.Event | None = None,
+    ) -> StandaloneClient:
+        """Start a stand-alone client; see `LocalCluster.start_client`."""
+        self._refuse_in_child("start a client")
+        check_flags(extra_args)
         with self._lock:
-            if self.running:
-                return
-            if self._ports is not None:
-                self._launch(self._ports, hurry)
-                return
-            for tries_left in reversed(range(_PORT_TRIES)):
-                ports = choose_ports()
-                try:
-                    self._launch(ports, hurry)
-                except ClusterError:
-                    if not tries_left or not taken(ports):
-                        raise
-                else:
-                    self._ports = ports
-                    return
+            self._running_process("be joined by a client")
+            config = StoreConfig(
+                self.address,
+                global_segment_size=global_segment_size,
+                local_buffer_size=local_buffer_size,
+            )
+            client = BlockingClient(config, extra_args, self._client_binary(), self._start_timeout)
+            self._clients.append(client)
+        try:
+            client.start(hurry)
+        except BaseException:
+            with self._lock:
+                self._clients.remove(client)
+            raise
+        return StandaloneClient(client)
 
     def stop(self, hurry: threading.Event | None = None) -> None:
-        """End the master gently, then by force; see `LocalCluster.stop`."""
-        if os.getpid() != self._owner:
-            return
-        with self._lock:
-            master, self._master = self._master, None
-            if master is not None:
-                master.terminate(hurry)
-                master.dispose()
+        """End the clients by force, then the master gently; see `LocalCluster.stop`."""
+        if os.getpid() == self._owner:
+            for client in tuple(self._clients):
+                client.kill()
+                client.stop()
+        super().stop(hurry)
 
-    def kill(self) -> None:
-        """Kill the master as a crash would; see `LocalCluster.kill`."""
-        self._refuse_in_child("killed")
-        with self._lock:
-            if self._master is not None:
-                self._master.kill()
+    def _client_binary(self) -> Path | None:
+        if self._binary is not None:
+            beside = Path(self._binary).with_name("mooncake_client")
+            if beside.is_file():
+                return beside
+        return None
 
-    def pause(self) -> None:
-        """Freeze the master; returns when it stands still. See `LocalCluster.pause`."""
-        self._refuse_in_child("paused")
-        with self._lock:
-            self._running_master("paused").pause()
+    def _program(self) -> Path:
+        return find_program("mooncake_master", self._binary)
 
-    def resume(self) -> None:
-        """Let a paused master go on; see `LocalCluster.resume`."""
-        self._refuse_in_child("resumed")
-        with self._lock:
-            self._running_master("resumed").resume()
-
-    def _refuse_in_child(self, action: str) -> None:
-        if os.getpid() != self._owner:
-            raise ForkedProcessError(
-                f"this LocalCluster belongs to process {self._owner} and can't be {action} in its "
-                f"forked child {os.getpid()}: make a new one here"
-            )
-
-    def _running_master(self, action: str) -> ChildProcess:
-        if self._master is None or not self.running:
-            raise ClusterError(
-                f"the master does not run and can't be {action}: start the cluster first"
-            )
-        return self._master
-
-    def _launch(self, ports: tuple[int, int], hurry: threading.Event | None) -> None:
+    def _arguments(self, ports: Sequence[int]) -> Sequence[str]:
         rpc_port, http_port = ports
-        command = (
-            str(find_master(self._binary)),
+        return (
             f"--rpc_address={HOST}",
             f"--rpc_port={rpc_port}",
             f"--metrics_host={HOST}",
@@ -339,50 +256,64 @@ class BlockingCluster:
             "--undefok=metrics_host",
             *self._flags,
         )
-        if self._master is not None:
-            self._master.dispose()
-        began = time.monotonic()
-        master = self._master = ChildProcess(command, self)
-        try:
-            await_ready(master, ports, self._start_timeout, hurry)
-        except BaseException:
-            self._master = None
-            master.kill()
-            master.dispose()
-            raise
-        logger.debug(
-            "private master %s:%d (pid %d) is ready after %.3f s",
-            HOST,
-            rpc_port,
-            master.pid,
-            time.monotonic() - began,
-        )
+
+    def _obstacle(self, process: ChildProcess, ports: Sequence[int]) -> str:
+        # /health turns ready before the RPC port is bound, and a port that was lost to another
+        # master is answered by that one: ready is who listens itself on both.
+        answer = health(ports[1])
+        if answer:
+            return f"/health: {answer}"
+        return "" if process.listens_on(ports) else "it does not listen on its ports"
 
 
-async def _in_worker(work: Callable[[threading.Event], None]) -> None:
-    """Run ``work(hurry)`` in a worker thread; a cancellation sets ``hurry`` and waits for its end.
+class BlockingClient(BlockingServer):
+    """Hold the process of a `StandaloneClient`."""
 
-    That holds for anyio's cancellation and for asyncio's own, also when it comes repeatedly.
-    """
-    hurry, begun, ended = threading.Event(), threading.Event(), threading.Event()
+    _face = "StandaloneClient"
+    _noun = "the stand-alone client"
+    _variable = "client"
+    _port_count = 1
 
-    def run() -> None:
-        begun.set()
-        try:
-            if not hurry.is_set():
-                work(hurry)
-        finally:
-            ended.set()
+    def __init__(
+        self,
+        config: StoreConfig,
+        extra_args: Sequence[str],
+        binary: Path | None,
+        start_timeout: float,
+    ) -> None:
+        super().__init__(start_timeout)
+        self._config = config
+        self._flags = tuple(extra_args)
+        self._binary = binary
 
-    try:
-        await to_thread.run_sync(run, abandon_on_cancel=True)
-    except anyio.get_cancelled_exc_class():
-        # Either run() sees hurry and does nothing, or begun is seen here: never neither.
-        hurry.set()
-        while begun.is_set() and not ended.is_set():
-            with (
-                contextlib.suppress(anyio.get_cancelled_exc_class()),
-                anyio.CancelScope(shield=True),
-            ):
-                await anyio.sleep(0.002)
-        raise
+    def _program(self) -> Path:
+        return find_program("mooncake_client", self._binary)
+
+    def _arguments(self, ports: Sequence[int]) -> Sequence[str]:
+        config = self._config
+        flags = [
+            # Without a port: the next life must not be taken for this one, whose segment the
+            # master lists until its client_ttl.
+            f"--host={HOST}",
+            f"--port={ports[0]}",
+            f"--master_server_address={config.master_server_address}",
+            f"--metadata_server={config.metadata_server}",
+            f"--protocol={config.protocol}",
+            f"--global_segment_size={config.global_segment_size}",
+        ]
+        if config.local_buffer_size:  # programs up to 0.3.11 don't know the flag: let them say so
+            flags.append(f"--local_buffer_size={config.local_buffer_size}")
+        return (*flags, *self._flags)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**process_limits(self._config), **setup_limits(self._config)}
+
+    def _obstacle(self, process: ChildProcess, ports: Sequence[int]) -> str:
+        # It opens its port last: by then the master has mounted its segment and its shared-memory
+        # socket listens.
+        return "" if process.listens_on(ports) else f"it does not listen on port {ports[0]} yet"
+
+    def _conflicts(self, ports: Sequence[int]) -> list[str]:
+        names = [f"@mooncake_client_{port}.sock" for port in ports]
+        busy = [f"The abstract socket {name}" for name in names if name_taken(name)]
+        return super()._conflicts(ports) + busy

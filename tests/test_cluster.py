@@ -6,12 +6,9 @@ import http.client
 import json
 import logging
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from aiomooncake import _child, _master_process, cluster
+from aiomooncake import _child, _programs, _server
 from aiomooncake.cluster import LocalCluster
 from aiomooncake.errors import (
     ClusterError,
@@ -28,6 +25,7 @@ from aiomooncake.errors import (
     InvalidArgumentError,
 )
 from aiomooncake.testing import LoopStallProbe
+from tests.programs import ends, listening, make_script, python_programs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -51,14 +49,7 @@ def master() -> Iterator[LocalCluster]:
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], Path]:
     """Make a shell script that stands in for the master."""
-
-    def make(body: str) -> Path:
-        path = tmp_path / "mooncake_master"
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o700)
-        return path
-
-    return make
+    return lambda body: make_script(tmp_path / "mooncake_master", body)
 
 
 @pytest.fixture
@@ -80,7 +71,7 @@ def stubborn(
     program: Callable[[str], Path], pipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Stubborn:
     """Start a master that says `no` through the pipe when it gets a SIGTERM, and goes on."""
-    monkeypatch.setattr(cluster, "await_ready", lambda *_: None)
+    monkeypatch.setattr(_server, "await_ready", lambda *_: None)
     binary = program(
         f"trap 'echo no > {pipe}' TERM; echo up > {pipe}; while :; do sleep 0.05; done"
     )
@@ -97,40 +88,8 @@ def stubborn(
 
 @pytest.fixture
 def run_python() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Start programs of their own; what they say is read from their stdout."""
-    programs: list[subprocess.Popen[str]] = []
-    python = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c"]
-
-    def start(code: str) -> subprocess.Popen[str]:
-        programs.append(
-            subprocess.Popen(
-                [*python, textwrap.dedent(code)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-        )
-        return programs[-1]
-
-    yield start
-    for program in programs:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)  # a failed test leaves nothing, forked or not
-        program.communicate()
-
-
-def ends(pid: int, timeout: float) -> bool:
-    """Wait up to `timeout` seconds for the end of a process that may be anybody's child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
-    finally:
-        os.close(descriptor)
+    with python_programs() as start:
+        yield start
 
 
 def health(port: int, timeout: float = 5.0) -> object:
@@ -169,14 +128,8 @@ async def test_enters_with_a_loop_that_goes_on(master: LocalCluster) -> None:
 
 def test_listens_on_loopback_only(master: LocalCluster) -> None:
     master.blocking.start()
-    rows = Path(f"/proc/{master.pid}/net/tcp").read_text().splitlines()[1:]
-    ports = {int(master.address.rpartition(":")[2]), master.metrics_port}
-    hosts = {
-        row.split()[1].partition(":")[0]
-        for row in rows
-        if row.split()[3] == "0A" and int(row.split()[1].partition(":")[2], 16) in ports
-    }
-    assert hosts == {"0100007F"}
+    for port in master.blocking.ports:
+        assert listening(port) == {"0100007F"}
 
 
 def test_flags_reach_the_master() -> None:
@@ -349,7 +302,7 @@ def test_a_forked_child_leaves_the_master_alone(
                 assert own.running and own.address != master.address
             # As if another thread of the parent was just asking after the master: then Popen does
             # not notice here that it is nobody's child of ours.
-            master.blocking._master._process._waitpid_lock.acquire()
+            master.blocking._process._process._waitpid_lock.acquire()
             del master
             gc.collect()
             sys.exit(0)                      # the normal way out, with every exit handler
@@ -459,16 +412,16 @@ def test_a_lost_port_race_is_run_again(
     master: LocalCluster, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """Another program takes a port between its choice and the start of the master."""
-    choose = _master_process.choose_ports
+    choose = _programs.choose_ports
     rivals: list[socket.socket] = []
 
-    def choose_and_lose() -> tuple[int, int]:
-        ports = choose()
+    def choose_and_lose(count: int) -> tuple[int, ...]:
+        ports = choose(count)
         if not rivals:
             rivals.append(socket.create_server(("127.0.0.1", ports[lost])))
         return ports
 
-    monkeypatch.setattr(cluster, "choose_ports", choose_and_lose)
+    monkeypatch.setattr(_server, "choose_ports", choose_and_lose)
     master.blocking.start()
     assert health(master.metrics_port) is True
     with contextlib.closing(rivals[0]):
@@ -479,10 +432,10 @@ def test_another_master_is_not_taken_for_ours(
     master: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its /health answers on the lost port, and is ready, before ours has noticed the loss."""
-    choose = _master_process.choose_ports
+    choose = _programs.choose_ports
     with LocalCluster() as rival:
-        offers = [rival.blocking.ports, choose()]
-        monkeypatch.setattr(cluster, "choose_ports", lambda: offers.pop(0))
+        offers = [rival.blocking.ports, choose(2)]
+        monkeypatch.setattr(_server, "choose_ports", lambda _: offers.pop(0))
         master.blocking.start()
         assert master.address != rival.address
         assert not offers
@@ -503,7 +456,7 @@ def test_a_port_that_was_taken_between_two_lives_is_named(master: LocalCluster) 
 def test_ports_lie_below_those_the_kernel_gives_to_connections() -> None:
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if low > 21000:  # else there is no room below
-        assert max(_master_process.choose_ports()) < low
+        assert max(_programs.choose_ports(100)) < low
 
 
 # --- cancellation ----------------------------------------------------------------------------
@@ -574,8 +527,9 @@ async def test_a_cancelled_stop_kills(stubborn: Stubborn, monkeypatch: pytest.Mo
 
 def test_finds_the_wheels_own_program_without_importing_it() -> None:
     code = (
-        "import sys; from aiomooncake._master_process import find_master; "
-        "print(find_master()); assert not [m for m in sys.modules if m.startswith('mooncake')]"
+        "import sys; from aiomooncake._programs import find_program; "
+        "print(find_program('mooncake_master')); "
+        "assert not [m for m in sys.modules if m.startswith('mooncake')]"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = Path(run.stdout.strip())
@@ -589,22 +543,22 @@ def test_a_missing_wheel_says_what_to_install(
     monkeypatch.delitem(sys.modules, "mooncake", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(EngineNotInstalledError, match=r"none is installed.*aiomooncake\[cpu\]"):
-        _master_process.find_master()
+        _programs.find_program("mooncake_master")
     (tmp_path / "mooncake").mkdir()
     with pytest.raises(EngineNotInstalledError, match="has none"):
-        _master_process.find_master()
+        _programs.find_program("mooncake_master")
     program = tmp_path / "mooncake" / "mooncake_master"
     program.touch(0o600)
     with pytest.raises(ClusterError, match=f"chmod \\+x {program}"):
-        _master_process.find_master()
+        _programs.find_program("mooncake_master")
     program.chmod(0o700)
-    assert _master_process.find_master() == program
+    assert _programs.find_program("mooncake_master") == program
 
 
 def test_another_system_is_sent_to_the_engine_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(EngineNotInstalledError, match=r"Linux only.*darwin.*memory://"):
-        _master_process.find_master()
+        _programs.find_program("mooncake_master")
 
 
 @pytest.mark.parametrize(
@@ -644,6 +598,6 @@ def test_reads_every_form_of_health(status: int, body: bytes, ready: bool) -> No
 
         thread = threading.Thread(target=answer)
         thread.start()
-        said = _master_process._health(server.getsockname()[1])
+        obstacle = _programs.health(server.getsockname()[1])
         thread.join()
-    assert (said == "ready") is ready
+    assert (not obstacle) is ready

@@ -40,7 +40,7 @@ def start_cluster() -> LocalCluster:
     cluster = LocalCluster(client_ttl=60)
     cluster.blocking.start()
     KEPT.append(cluster)
-    master = cluster.blocking._master
+    master = cluster.blocking._process
     assert master is not None
     master._finalizer.atexit = False
     return cluster

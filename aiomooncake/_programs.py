@@ -1,6 +1,6 @@
-"""The program ``mooncake_master``: where it is, which ports it gets, when it is ready.
+"""The programs of an engine wheel: where they are, which ports they get, when they are ready.
 
-Blocking code under `cluster`. Nothing here imports the engine.
+Blocking code under `_server`. Nothing here imports the engine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiomooncake.errors import ClusterError, EngineNotInstalledError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aiomooncake._child import ChildProcess
 
-__all__ = ["HOST", "await_ready", "choose_ports", "find_master", "taken"]
+__all__ = ["HOST", "await_ready", "choose_ports", "find_program", "health", "name_taken", "taken"]
 
 HOST = "127.0.0.1"
 _FIRST_PORT = 20000  # above the ranges in which the engine's clients look for ports (12300-17000)
@@ -32,23 +32,24 @@ _HEALTH_TIMEOUT = 0.5  # seconds for one answer of /health
 _TAIL_LINES, _TAIL_WIDTH = 20, 300  # what an error shows of the output; metrics lines are 2 KB long
 
 
-def find_master(binary: str | os.PathLike[str] | None = None) -> Path:
-    """Find the ``mooncake_master`` program to run, without importing the engine.
+def find_program(name: str, binary: str | os.PathLike[str] | None = None) -> Path:
+    """Find a program of the installed engine wheel, without importing the engine.
 
     Args:
-        binary: The path of a program that is wanted instead of the installed wheel's.
+        name: ``mooncake_master`` or ``mooncake_client``.
+        binary: The path of a program that is wanted instead.
 
     Returns:
         ``binary``, or the program inside the ``mooncake`` package (the script of the same name
         next to the interpreter only starts that one). Absolute.
 
     Raises:
-        EngineNotInstalledError: On another system than Linux, or when no wheel brings a master.
+        EngineNotInstalledError: On another system than Linux, or when no wheel brings it.
         ClusterError: The program is there but not executable.
     """
     if sys.platform != "linux":
         raise EngineNotInstalledError(
-            f"LocalCluster runs mooncake_master, which exists for Linux only (this is "
+            f"LocalCluster runs {name}, which exists for Linux only (this is "
             f'{sys.platform}): use the in-memory engine, connect("memory://name")'
         )
     if binary is not None:
@@ -59,26 +60,34 @@ def find_master(binary: str | os.PathLike[str] | None = None) -> Path:
         spec = None
     folders = (spec.submodule_search_locations if spec is not None else None) or []
     for folder in folders:
-        program = Path(folder, "mooncake_master").absolute()
+        program = Path(folder, name).absolute()
         if not program.is_file():
             continue
         if not os.access(program, os.X_OK):
             raise ClusterError(f"{program} is not executable: run chmod +x {program}")
         return program
     raise EngineNotInstalledError(
-        "LocalCluster needs the mooncake_master program of an engine wheel, and "
+        f"LocalCluster needs the {name} program of an engine wheel, and "
         + (f"the package in {', '.join(folders)} has none" if folders else "none is installed")
         + ": pip install 'aiomooncake[cpu]'"
     )
 
 
 def await_ready(
-    master: ChildProcess,
-    ports: tuple[int, int],
+    process: ChildProcess,
+    obstacle: Callable[[], str],
+    conflicts: Callable[[], Sequence[str]],
     timeout: float,
     hurry: threading.Event | None,
 ) -> None:
-    """Wait until ``master`` serves on its RPC and HTTP ports.
+    """Wait until ``process`` serves.
+
+    Args:
+        process: A program that was just started.
+        obstacle: Says what stands against its readiness; empty when nothing does.
+        conflicts: Names the addresses it was given that others hold, should it end.
+        timeout: Seconds.
+        hurry: Ends the wait when it is set.
 
     Raises:
         ClusterError: It ended, was not ready within ``timeout`` seconds, or ``hurry`` was set.
@@ -86,38 +95,36 @@ def await_ready(
     """
     state = "not asked"
     for _ in ticks(timeout, hurry):
-        if not master.running:
-            raise _failure(master, f"ended with {master.exit_text}", ports)
-        state = _health(ports[1])
-        # /health turns ready before the RPC port is bound, and a port that was lost to another
-        # master is answered by that one: ready is who listens itself on both.
-        if state == "ready" and master.listens_on(ports):
+        if not process.running:
+            raise _failure(process, f"ended with {process.exit_text}", conflicts())
+        state = obstacle()
+        if not state:
             return
     if hurry is not None and hurry.is_set():
-        raise ClusterError("the start of mooncake_master was cancelled")
-    raise _failure(master, f"was not ready within {timeout:g} s (/health: {state})", ())
+        raise ClusterError(f"the start of {process.name} was cancelled")
+    raise _failure(process, f"was not ready within {timeout:g} s ({state})", ())
 
 
 def _failure(
-    master: ChildProcess, what: str, ports: Sequence[int]
+    process: ChildProcess, what: str, conflicts: Sequence[str]
 ) -> ClusterError | EngineNotInstalledError:
-    """Make the error for a master that ended or was not ready, with its last output."""
-    output = master.text()
+    """Make the error for a program that ended or was not ready, with its last output."""
+    output = process.text()
     lines = [line[:_TAIL_WIDTH] for line in output.splitlines()[-_TAIL_LINES:]]
     if "error while loading shared libraries" in output:
         return EngineNotInstalledError(
-            f"mooncake_master {what}, because a system library is missing: {lines[-1]}. On Debian "
+            f"{process.name} {what}, because a system library is missing: {lines[-1]}. On Debian "
             "and Ubuntu: apt-get install libibverbs1 libnuma1 libcurl4"
         )
-    message = f"mooncake_master {what}."
-    for port in taken(ports):
-        message += f" Port {port} of {HOST} is in use by another process."
+    message = f"{process.name} {what}."
+    for address in conflicts:
+        message += f" {address} is in use by another process."
     shown = "\n  ".join(lines) if lines else "(nothing)"
     return ClusterError(f"{message} Its last output:\n  {shown}")
 
 
-def _health(port: int) -> str:
-    """Ask the master's ``/health``; return "ready", or what stands against it."""
+def health(port: int) -> str:
+    """Ask a master's ``/health`` for what stands against its readiness; empty when nothing does."""
     connection = http.client.HTTPConnection(HOST, port, timeout=_HEALTH_TIMEOUT)
     try:
         connection.request("GET", "/health")
@@ -130,19 +137,19 @@ def _health(port: int) -> str:
     if response.status != http.client.OK:
         return f"HTTP {response.status}"
     if body == b"OK":  # masters before 0.3.10.post2
-        return "ready"
+        return ""
     try:
         ready = json.loads(body)["service_ready"] is True
     except (ValueError, KeyError, TypeError):
         return "an answer without service_ready"
-    return "ready" if ready else "service_ready is false"
+    return "" if ready else "service_ready is false"
 
 
-def choose_ports() -> tuple[int, int]:
-    """Return two free loopback ports below the range from which the kernel serves connections.
+def choose_ports(count: int) -> tuple[int, ...]:
+    """Return free loopback ports below the range from which the kernel serves connections.
 
-    A port of that range can be lost between two lives of the master, even to a client of it: one
-    that tries to reach its dead master over and over is some day given that very port.
+    A port of that range can be lost between two lives of a server, even to a client of it: one
+    that tries to reach its dead server over and over is some day given that very port.
     """
     try:
         below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -152,11 +159,11 @@ def choose_ports() -> tuple[int, int]:
         below = 65536
     numbers = random.SystemRandom()  # the common generator may be seeded alike in test workers
     for _ in range(100):
-        rpc_port, http_port = numbers.sample(range(_FIRST_PORT, below), 2)
-        if not taken((rpc_port, http_port)):
-            return rpc_port, http_port
+        ports = tuple(numbers.sample(range(_FIRST_PORT, below), count))
+        if not taken(ports):
+            return ports
     raise ClusterError(
-        f"found no two free ports on {HOST} from {_FIRST_PORT} to {below - 1} in 100 tries: "
+        f"found no {count} free port(s) on {HOST} from {_FIRST_PORT} to {below - 1} in 100 tries: "
         "end programs that hold ports"
     )
 
@@ -166,10 +173,20 @@ def taken(ports: Sequence[int]) -> list[int]:
     busy = []
     for port in ports:
         with socket.socket() as probe:
-            # As the master does: connections that linger in TIME_WAIT don't hold the port.
+            # As the servers do: connections that linger in TIME_WAIT don't hold the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
             except OSError:
                 busy.append(port)
     return busy
+
+
+def name_taken(name: str) -> bool:
+    """Tell whether an abstract socket (Linux: a name that is in no file system) is in use."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(f"\0{name}")
+        except OSError:
+            return True
+    return False
