@@ -50,6 +50,7 @@ from aiomooncake.errors import (
 )
 from aiomooncake.observe import Health, StoreStats
 from aiomooncake.ranks import RankGroup, connect_ranks
+from aiomooncake.replicas import Replica
 from aiomooncake.store import Store
 from aiomooncake.warmup import (
     Diagnosis,
@@ -86,6 +87,7 @@ __all__ = [
     "OffloadError",
     "OperationTimeoutError",
     "RankGroup",
+    "Replica",
     "ReplicaError",
     "ReplicateConfig",
     "RpcError",

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 from aiomooncake._values import bad_value, check_text, nearest, parse_integer
 from aiomooncake.errors import ConfigError
 
-__all__ = ["DataType", "ReplicateConfig", "SoftPinAction"]
+__all__ = ["DataType", "ReplicateConfig", "SoftPinAction", "refusal_hint"]
 
 SoftPinAction = Literal["preserve", "enable", "disable"]
 DataType = Literal[
@@ -32,23 +32,34 @@ _MAX_COUNT: Final = 2**31 - 1
 class ReplicateConfig:
     """The placement options of a write, checked by the rules of upstream's master.
 
-    Lists are kept as tuples, so that a config can be shared and hashed. The words of
-    ``soft_pin_action`` and ``data_type`` are upstream's, in lower case.
+    They are wishes: what can't be had is left out silently, and :meth:`Store.replicas` tells what
+    became of them. Lists are kept as tuples, so that a config can be shared and hashed. The words
+    of ``soft_pin_action`` and ``data_type`` are upstream's, in lower case.
+
+    An upsert with a value of the same size writes into the copies that are there, wherever they
+    are and however many, and leaves the hard pin as it is. With another size it makes all anew, and
+    the master keeps the old room for ten minutes (its ``--put_start_release_timeout_sec``).
 
     Attributes:
-        replica_num: copies in memory. The engine makes fewer, silently, when segments are few.
-        nof_replica_num: copies in the NVMe-over-Fabrics pool.
-        dfs_replica_num: copies in the shared file system: 0, or 1 next to a copy in memory.
-        preferred_segments: segments (``host:port``) to place the copies on, in this order.
+        replica_num: copies in memory, each on a segment of another name. The engine makes fewer
+            when segments are few or full; the write fails (-200) when there is room for none.
+        nof_replica_num: copies in the NVMe-over-Fabrics pool; -600 from an engine built without it.
+        dfs_replica_num: copies in the shared file system: 0, or 1 next to a copy in memory; -1601
+            where it is not switched on.
+        preferred_segments: segments to try first, in this order, by their names: ``host:port`` as
+            in :attr:`Store.hostname`, not the transport's endpoint. One that is not mounted or has
+            no room is passed over for any other.
         preferred_segment: upstream's older form for a single one; not both.
         preferred_nof_segments: the same for the NVMe-over-Fabrics pool.
         prefer_alloc_in_same_node: place the single copy on the writer's own host if it has room.
         soft_pin_action: what becomes of the object's soft pin, which delays eviction.
         soft_pin_ttl_ms: milliseconds the soft pin lasts, with ``"enable"`` only; None = the
-            master's default.
-        with_hard_pin: never evict the object.
+            master's default. More than its ``--max_kv_soft_pin_ttl`` (a day) is refused (-600).
+        with_hard_pin: never evict the object. It can be removed.
         data_type: what the value is, for the master's policies.
-        group_ids: one routing group per key, ``""`` for none; None = no groups.
+        group_ids: one routing group per key, ``""`` for none; None = no groups. A read of one
+            member renews the lease of all. A key keeps its group while it is there: an upsert that
+            names another one is refused (-600), one without ``group_ids`` leaves it.
     """
 
     replica_num: int = 1
@@ -113,6 +124,32 @@ class ReplicateConfig:
                     f"{f'; did you mean {hint!r}?' if hint else '.'}"
                 )
         return replace(self, **changes)
+
+
+def refusal_hint(config: ReplicateConfig | None, verb: str) -> str:
+    """Say which of these options the engine may mean when it answers -600; empty for none.
+
+    Args:
+        config: The options of the write.
+        verb: The verb that failed: ``"upsert"``, or one that puts.
+    """
+    if config is None:
+        return ""
+    causes: list[str] = []
+    if verb == "upsert" and config.group_ids is not None:
+        causes.append(
+            "the key has another routing group, which it keeps while it is there (remove it first, "
+            "or leave group_ids out)"
+        )
+    if verb == "upsert" and config.prefer_alloc_in_same_node:
+        causes.append("prefer_alloc_in_same_node is known to put only")
+    if config.nof_replica_num:
+        causes.append("this engine is built without NVMe over Fabrics (nof_replica_num)")
+    if config.soft_pin_ttl_ms is not None:
+        causes.append("soft_pin_ttl_ms is more than the master's --max_kv_soft_pin_ttl")
+    return (
+        f"With these options the cause may be that {', or that '.join(causes)}." if causes else ""
+    )
 
 
 def _texts(value: object, *, field: str) -> tuple[str, ...]:

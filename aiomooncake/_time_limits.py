@@ -12,24 +12,29 @@ if TYPE_CHECKING:
 
 __all__ = ["process_limits", "setup_limits"]
 
-_QUEUED_PER_PEER: Final = "32"
-_ADMISSION_MS: Final = "10000"
+_QUEUED_PER_PEER: Final = "8"
+_PENDING_PER_PEER: Final = "65535"  # the most that the engine takes
+_ADMISSION_MS: Final = "5000"
 
 
 def process_limits(config: StoreConfig) -> dict[str, str]:
     """Return what native code reads once per process: before it is loaded, or not at all.
 
     No transfer may reach the engine's own limit of 60 s, or it writes into memory later. A peer
-    is served by four lanes, one time-out each after the other, so both the time-out and the
-    number of transfers queued for one peer are bounded: on a frozen peer a batch of 200 keys
-    ended after 23 s with these values (28 s for 40 keys with the engine's queue of 1024), and a
-    batch of 256 keys on a healthy one took as long as with the engine's own.
+    is served by four lanes, one time-out each after the other, so the time-out, the number of
+    transfers queued for one peer and the time they wait to be queued are all bounded: 16 keys of 32
+    pieces each end after 10 s on a frozen peer (33 s with a queue of 32 and 10 s, and 40 keys
+    after 28 s with the engine's queue of 1024), and on a healthy one they take as long as with the
+    engine's own values.
     """
     seconds = str(max(1, round(config.transfer_timeout)))
     return {
         "MC_TCP_STATUS_TIMEOUT_SEC": seconds,
         "MC_TCP_PROGRESS_TIMEOUT_SEC": seconds,
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": _QUEUED_PER_PEER,
+        # Each piece of a value is a transfer, and one beyond these is refused at once with -800,
+        # however healthy the peer is.
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": _PENDING_PER_PEER,
         # Longer than the engine's 1 s: a peer that is busy with large transfers is not a failure.
         "MC_TCP_ADMISSION_TIMEOUT_MS": _ADMISSION_MS,
         # The tries are ours, bounded by the time limit of connect or of the start.

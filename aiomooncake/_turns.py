@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = ["Turns"]
 
@@ -28,6 +28,14 @@ class Turns:
             return False
         self._busy[key] = None
         return True
+
+    def free(self, keys: Iterable[str]) -> bool:
+        """Tell whether nobody has the turn of any of these keys."""
+        return self._busy.keys().isdisjoint(keys)
+
+    def take_all(self, keys: Iterable[str]) -> None:
+        """Take the turns of keys that are free."""
+        self._busy.update(dict.fromkeys(keys))
 
     def queue(self, key: str, begin: Callable[[], object]) -> None:
         """Have ``begin`` called when the turn comes; for a key that is taken."""
@@ -49,6 +57,15 @@ class Turns:
             waiting.popleft()()
         else:
             del self._busy[key]
+
+    def end_all(self, keys: Iterable[str]) -> None:
+        """Give the turns of many keys to the next ones."""
+        busy = self._busy
+        for key in keys:
+            waiting = busy.pop(key)
+            if waiting:
+                busy[key] = waiting
+                waiting.popleft()()
 
     def end_from_thread(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
         """Give the turn to the next one, from any thread."""

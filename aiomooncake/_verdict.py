@@ -23,6 +23,7 @@ _KIB: Final = 1024
 class DiagnosisKind(str, Enum):
     """What is wrong, as one word for programs."""
 
+    CLIENT_UNREACHABLE = "client-unreachable"
     MASTER_UNREACHABLE = "master-unreachable"
     MASTER_SILENT = "master-silent"
     NO_SEGMENT = "no-segment"

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import mmap
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Protocol
-
-import anyio
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiomooncake._buffers import address_of
 from aiomooncake._tasks import finished
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.memory import Block, holds_objects
 
+if TYPE_CHECKING:
+    from aiomooncake.engine.protocol import NativeStore
+
 __all__ = [
     "Buffer",
+    "Owner",
     "Place",
     "Slice",
-    "Use",
-    "allocate_memory",
     "memory_of",
-    "parts_of",
-    "released",
-    "use_of",
 ]
-
-
-log = logging.getLogger("aiomooncake")
 
 _ADDRESSES = 1 << 64
 
@@ -165,6 +157,12 @@ class Buffer:
             self._on_idle = tell
         await idle
 
+    def forget(self, native: NativeStore) -> None:
+        """Unregister the memory from a client that lives on, when the store is closed."""
+        if self.registered:
+            native.unregister_buffer(self.address)
+            self.registered = False
+
     def let_go(self) -> None:
         """Hold on to the memory no longer; what others made of ``view`` stays good."""
         self._owner = None
@@ -176,26 +174,25 @@ class Buffer:
         return f"<Buffer {self.nbytes} bytes{' closed' if self._closed else ''}>"
 
 
-class Slice:
+class Slice(Block):
     """A part of a :class:`Buffer`; not a copy.
 
     Attributes:
         buffer: The whole.
         offset: Where the part begins in it, in bytes.
         nbytes: How many bytes.
+        address: Address of the first byte.
     """
 
-    __slots__ = ("buffer", "nbytes", "offset")
+    __slots__ = ("buffer", "offset")
 
     def __init__(self, buffer: Buffer, offset: int, nbytes: int) -> None:
-        self.buffer = buffer
+        # Not by super(): a value in pieces has many of them.
+        self.buffer = self.keep = buffer
         self.offset = offset
+        self.address = buffer.address + offset
         self.nbytes = nbytes
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return self.buffer.address + self.offset
+        self.mutable = self.registered = True
 
     @property
     def view(self) -> memoryview | None:
@@ -226,128 +223,6 @@ class Slice:
 
 Place = Buffer | Slice
 """What names registered memory in a call."""
-
-
-class Use:
-    """Registered memory in the hands of one call, until the engine has let go of it.
-
-    Args:
-        parts: The slices; their buffers were taken.
-        on_release: Called on the loop, once, when the engine has let go.
-    """
-
-    def __init__(self, parts: Sequence[Slice], on_release: Callable[[], object] | None) -> None:
-        self.blocks = [
-            Block(part.address, part.nbytes, part, mutable=True, registered=True) for part in parts
-        ]
-        self._parts = parts
-        self._on_release = on_release
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._ended = False
-        self._over: asyncio.Future[None] = self._loop.create_future()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in all parts."""
-        return sum(part.nbytes for part in self._parts)
-
-    def end(self) -> None:
-        """Give the memory back; from any thread, and idempotent."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-        idle = [part.buffer.give_back() for part in self._parts]
-        try:
-            self._loop.call_soon_threadsafe(self._tell)
-        except RuntimeError:  # the loop is closed, but the memory's owner must hear of it
-            self._release()
-        # Afterwards, so that on_release comes before the end of Buffer.aclose.
-        for tell in idle:
-            if tell is not None:
-                tell()
-
-    def _tell(self) -> None:
-        _wake(self._over)
-        self._release()
-
-    def _release(self) -> None:
-        released(self._on_release)
-
-    async def drained(self) -> None:
-        """Wait until the engine has let go, however often this task is cancelled."""
-        with anyio.CancelScope(shield=True):
-            while not self._over.done():
-                try:
-                    await asyncio.shield(self._over)
-                except asyncio.CancelledError:
-                    continue
-
-
-def use_of(
-    place: Place | Sequence[Place],
-    store: Owner,
-    verb: str,
-    *,
-    writes: bool,
-    on_release: Callable[[], object] | None,
-) -> Use:
-    """Check the memory of a call and take it; ``writes`` means that the engine writes into it.
-
-    ``on_release`` is called even when the memory is refused, so that a count of references that
-    it keeps comes out right.
-
-    Raises:
-        InvalidArgumentError: Not registered memory of this store, empty, closed, or read-only
-            where the engine would write.
-    """
-    parts: list[Slice] = []
-    try:
-        parts = parts_of(place, store, verb, writes=writes)
-    finally:
-        # Of memory that is refused nothing is taken.
-        for part in parts:
-            part.buffer.take()
-        use = Use(parts, on_release)
-        if not parts:
-            use.end()
-    return use
-
-
-def parts_of(
-    place: Place | Sequence[Place], store: Owner, verb: str, *, writes: bool
-) -> list[Slice]:
-    """Check the memory of a call; see :func:`use_of`."""
-    pieces: Sequence[object] = place if isinstance(place, (list, tuple)) else [place]
-    if not pieces:
-        raise InvalidArgumentError(f"{verb} got no memory; give slices", rank=store.rank)
-    return [_checked_part(piece, store, verb, writes=writes) for piece in pieces]
-
-
-def _checked_part(piece: object, store: Owner, verb: str, *, writes: bool) -> Slice:
-    part = piece[:] if isinstance(piece, Buffer) else piece
-    if not isinstance(part, Slice):
-        raise InvalidArgumentError(
-            f"{verb} needs registered memory (await store.register(...) or store.allocate(...)), "
-            f"not {type(part).__name__}",
-            rank=store.rank,
-        )
-    if not part.nbytes:
-        raise InvalidArgumentError(f"{verb} got an empty slice", rank=store.rank)
-    if writes and part.buffer.readonly:
-        raise InvalidArgumentError(f"{verb} would write into read-only memory", rank=store.rank)
-    part.buffer.check(store, verb)
-    return part
-
-
-def released(on_release: Callable[[], object] | None) -> None:
-    """Tell a caller that the engine has let go of the memory; what it raises is only logged."""
-    if on_release is not None:
-        try:
-            on_release()
-        except Exception:
-            log.exception("an on_release callback failed")
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -400,11 +275,6 @@ def memory_of(
             rank=rank,
         )
     return address, nbytes, None
-
-
-def allocate_memory(nbytes: int) -> memoryview:
-    """Map anonymous memory: page-aligned, and not zeroed under the GIL."""
-    return memoryview(mmap.mmap(-1, nbytes))
 
 
 def _bytes_of(view: memoryview) -> memoryview:

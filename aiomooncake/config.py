@@ -102,7 +102,11 @@ class StoreConfig:
         tenant_id: whose keys these are. ``MOONCAKE_TENANT_ID``.
         client_server_address: ``"host:port"`` of a stand-alone client on this host; when it is set
             the store is a "dummy" client of that one. ``MOONCAKE_CLIENT``.
-        mem_pool_size: shared memory of a dummy client.
+        mem_pool_size: memory that the engine of a dummy client shares of itself, which only the
+            binding's own calls by value need (``store.engine.put``, tensors); then at most one
+            store of a process can have such memory: with two of them neither finds back to a
+            stand-alone client that was restarted. The verbs share their memory as they need it,
+            and ``local_buffer_size`` has no meaning for a dummy client.
         master_metrics_port: the master's HTTP port (its ``--metrics_port``); lets set-up ask
             ``/health`` and warm-up name a peer that is stuck. ``MOONCAKE_MASTER_METRICS_PORT``.
         enable_ssd_offload: let the engine move values to local disk. ``MOONCAKE_OFFLOAD_ENABLED``.
@@ -139,7 +143,7 @@ class StoreConfig:
     device_name: str = ""
     tenant_id: str = "default"
     client_server_address: str | None = None
-    mem_pool_size: _Size = _Size("64MiB")
+    mem_pool_size: _Size = _Size("0")
     master_metrics_port: int | None = None
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""

@@ -156,6 +156,8 @@ class _Examination:
         """Ask one question after the other until one explains the failure."""
         found = self._by_the_code()
         if found is None:
+            found = await self._of_the_client()
+        if found is None:
             found = await self._of_the_master()
         if found is None:
             found = await self._of_the_calls()
@@ -189,6 +191,25 @@ class _Examination:
                 evidence=f"{self._step} answered {answer_text(self._code)}",
                 permanent=True,
             )
+        return None
+
+    async def _of_the_client(self) -> Diagnosis | None:
+        """Ask a dummy client's stand-alone client whether it is there and runs."""
+        address = self._config.client_server_address if self._config else None
+        if address is None:
+            return None
+        host, port = split_address(address, field="client_server_address")
+        try:
+            await probe_alive(host, port, _QUESTION_TIMEOUT)
+        except OSError as error:
+            return self._found(
+                DiagnosisKind.CLIENT_UNREACHABLE,
+                f"the stand-alone client {address_text(host, port)} does not answer: "
+                f"{failure_reason(error)}",
+                "start mooncake_client there, or end it if it is frozen and start it anew",
+                evidence="TCP probe",
+            )
+        self.note(f"the stand-alone client {address_text(host, port)} runs")
         return None
 
     async def _of_the_master(self) -> Diagnosis | None:

@@ -6,10 +6,11 @@ import ctypes
 import mmap
 import re
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiomooncake._buffers import address_of, address_of_bytes, parts_of
-from aiomooncake.errors import InvalidArgumentError
+from aiomooncake.errors import InvalidArgumentError, error_from_code
 
 if TYPE_CHECKING:
     from aiomooncake.engine.binding import NativeStore
@@ -17,17 +18,26 @@ if TYPE_CHECKING:
 __all__ = [
     "SCRATCH_SIZE",
     "Block",
+    "Register",
     "Registrations",
     "Scratch",
     "ScratchPool",
     "gather",
     "holds_objects",
+    "join",
     "layout",
+    "map_memory",
+    "register_memory",
     "view_of",
 ]
 
+Register = Callable[["NativeStore", int, int], int]
+"""Registers memory, by address and size, with a native client; the engine's code."""
+
 SCRATCH_SIZE = 4 << 20
 """Bytes of one scratch block; pages that no value has touched cost no memory."""
+
+_INVALID = -600  # also: this address is known already
 
 _FIELD_NAME = re.compile(r":[^:]*:")  # in the format of a structured array
 
@@ -137,7 +147,7 @@ def gather(view: memoryview) -> Block:
     Each part holds the GIL only shortly, and ``memmove`` lets it go between two of them. The
     memory is an anonymous map, because a large ``bytearray`` is zeroed under the GIL.
     """
-    whole = memoryview(mmap.mmap(-1, view.nbytes))
+    whole = map_memory(view.nbytes)
     address = address_of(whole)
     items = max(1, min(_GATHER_ITEMS, _GATHER_STEP // view.itemsize))
     done = 0
@@ -147,18 +157,40 @@ def gather(view: memoryview) -> Block:
     return Block(address, whole.nbytes, whole, mutable=False)
 
 
+def join(blocks: Sequence[Block]) -> Block:
+    """Copy several pieces of memory into one (for worker threads)."""
+    whole = map_memory(sum(block.nbytes for block in blocks))
+    address = address_of(whole)
+    done = 0
+    for block in blocks:
+        ctypes.memmove(address + done, block.address, block.nbytes)
+        done += block.nbytes
+    return Block(address, whole.nbytes, whole, mutable=False)
+
+
+def map_memory(nbytes: int) -> memoryview:
+    """Map anonymous memory: page-aligned, and not zeroed under the GIL."""
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+def register_memory(native: NativeStore, address: int, nbytes: int) -> int:
+    """Register memory with a native client that takes any; the engine's code."""
+    return native.register_buffer(address, nbytes)
+
+
 class Scratch:
     """One block of registered memory that jobs borrow."""
 
     __slots__ = ("_memory", "address")
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, SCRATCH_SIZE)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+    def __init__(self, memory: memoryview) -> None:
+        # A slice of a map is a bytes object already: one copy, and quicker than by a view.
+        self._memory = memory.obj if isinstance(memory.obj, mmap.mmap) else memory
+        self.address = address_of(memory)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Copy bytes out."""
-        return self._memory[offset : offset + nbytes]
+        return bytes(self._memory[offset : offset + nbytes])
 
     def write(self, offset: int, block: Block) -> int:
         """Copy a block in; the address it has there."""
@@ -174,25 +206,51 @@ class ScratchPool:
 
     A block goes back to the pool when the engine's call has returned, also that of a call that
     nobody waits for any more.
+
+    Args:
+        make: Makes the memory of a block, which must live as long as what it returns.
+        register: Lets a native client know it: the engine's code.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, make: Callable[[int], memoryview], register: Register = register_memory
+    ) -> None:
+        self._make = make
+        self._register = register
         self._free: list[Scratch] = []
         self._lock = threading.Lock()
 
     def borrow(self, native: NativeStore) -> Scratch:
-        """Take a block, or make and register one."""
+        """Take a block, or make and register one.
+
+        Raises:
+            MooncakeError: The engine does not take it (a stand-alone client that is gone).
+        """
         with self._lock:
             if self._free:
                 return self._free.pop()
-        scratch = Scratch()
-        native.register_buffer(scratch.address, SCRATCH_SIZE)
+        scratch = Scratch(self._make(SCRATCH_SIZE))
+        code = self._register(native, scratch.address, SCRATCH_SIZE)
+        if code < 0 and code != _INVALID:
+            raise error_from_code(code, f"registering {SCRATCH_SIZE} bytes of memory")
         return scratch
 
     def give_back(self, scratch: Scratch) -> None:
         """Return a block that the engine no longer uses."""
         with self._lock:
             self._free.append(scratch)
+
+    def drop(self) -> None:
+        """Let go of what is free."""
+        with self._lock:
+            self._free.clear()
+
+    def forget(self, native: NativeStore) -> None:
+        """Unregister what is free, from a client that lives on."""
+        with self._lock:
+            free, self._free = self._free, []
+        for scratch in free:
+            native.unregister_buffer(scratch.address)
 
     def __repr__(self) -> str:
         return f"<ScratchPool free={len(self._free)}>"
@@ -213,9 +271,13 @@ class Registrations:
     The engine refuses memory that overlaps what it knows already, so jobs that move the same
     memory (one buffer under two keys) share a registration, and jobs whose memory overlaps
     otherwise wait for each other.
+
+    Args:
+        register: Lets a native client know memory: the engine's code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, register: Register = register_memory) -> None:
+        self._register = register
         self._regions: list[_Region] = []
         self._changed = threading.Condition()
 
@@ -235,7 +297,7 @@ class Registrations:
             self._regions.append(region)
         code = -1
         try:
-            code = native.register_buffer(start, nbytes)
+            code = self._register(native, start, nbytes)
         finally:
             with self._changed:
                 if code < 0:

@@ -12,15 +12,18 @@ of 60 s.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from aiomooncake._buffers import new_bytes
+from aiomooncake._buffers import address_of, new_bytes
+from aiomooncake._replicate import refusal_hint
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.client import EngineClient
+from aiomooncake.engine.shared import MemoryLostError, ScratchLostError, SharedMemory
 from aiomooncake.engine.workers import stopping
 from aiomooncake.errors import (
     BufferTooSmallError,
@@ -38,6 +41,8 @@ from aiomooncake.memory import (
     Scratch,
     ScratchPool,
     gather,
+    map_memory,
+    register_memory,
 )
 
 T = TypeVar("T")
@@ -63,7 +68,6 @@ _NOT_FOUND = -704
 _EXISTS = -705
 _LEASE_EXPIRED = -707
 _RPC_CODES = (-900, -901)
-_TRANSFER_FAIL = -800
 # An object whose put is not finished can't be read: to a reader it is not there yet.
 MISSES = (_NOT_FOUND, _NOT_READY)
 
@@ -75,6 +79,7 @@ class Moves:
         client: The native client.
         rank: Rank, for error messages.
         registered_only: The transport moves only registered memory (everything but TCP).
+        shared: Where memory comes from that a dummy client can name; it has no sessions.
         convert: Makes the binding's placement options of ours.
         master: Address of the master, for error messages.
     """
@@ -85,6 +90,7 @@ class Moves:
         *,
         rank: int | str | None,
         registered_only: bool,
+        shared: SharedMemory | None = None,
         convert: Callable[[ReplicateConfig], object],
         master: str = "",
     ) -> None:
@@ -92,11 +98,13 @@ class Moves:
         self._master = master
         self._rank = rank
         self._registered_only = registered_only
-        self._convert = convert
-        self._pool = ScratchPool()
+        self.convert = convert
+        self.shared = shared
+        register = register_memory if shared is None else shared.share
+        self._pool = ScratchPool(map_memory if shared is None else shared.allocate, register)
         # The engine may write into scratch memory until it is torn down.
         client.keep_until_gone(self._pool)
-        self._registrations = Registrations()
+        self._registrations = Registrations(register)
         self._putting: set[str] = set()
         self._putting_lock = threading.Lock()
 
@@ -166,38 +174,6 @@ class Moves:
             if code != _INVALID:
                 raise self._error(code, "get_into", key)
             known = False  # too large, or replaced by a value of another size meanwhile
-        raise self._restless("get_into", key)
-
-    def get_into_parts(self, key: str, blocks: Sequence[Block]) -> int | None:
-        """Read one value into several pieces of registered memory, one after the other."""
-        native = self._client.native_object
-        for _ in range(_RESTARTS):
-            size = native.get_size(key)
-            if size in MISSES:
-                return None
-            if size < 0:
-                raise self._error(size, "get_into", key)
-            left = size
-            addresses, sizes = [], []
-            for block in blocks:
-                if not left:
-                    break
-                addresses.append(block.address)
-                sizes.append(min(left, block.nbytes))
-                left -= sizes[-1]
-            if left:
-                raise self._too_small(key, size, size - left)
-            (code,) = self._client.move(
-                native.batch_get_into_multi_buffers, [key], [addresses], [sizes]
-            )
-            if code in MISSES:
-                return None
-            if code > 0:
-                self._client.counters.count_read(code)
-                return code
-            if code not in (_INVALID, _TRANSFER_FAIL) or native.get_size(key) == size:
-                raise self._error(code, "get_into", key)
-            # Replaced by a value of another size meanwhile: ask again.
         raise self._restless("get_into", key)
 
     def get_range(
@@ -280,7 +256,13 @@ class Moves:
     ) -> int:
         """Read a value of ``size`` bytes; ``known`` memory is registered already."""
         native = self._client.native_object
-        pieces = size > PIECE and hasattr(native, "batch_get_session_start")
+        if self.shared is not None and not known:
+            with self._shared_memory(self.shared, size) as shared:
+                code = self._leased(native, key, shared, size)
+                if code > 0:
+                    ctypes.memmove(address, shared, code)
+                return code
+        pieces = size > PIECE and self._has_sessions(native)
         with self._registered(address, size, keep, needed=pieces, known=known) as ready:
             if not (pieces and ready):
                 return self._leased(native, key, address, size)
@@ -294,6 +276,9 @@ class Moves:
                 # to another key, whose bytes these are.
                 return _INVALID
             return code
+
+    def _has_sessions(self, native: NativeStore) -> bool:
+        return self.shared is None and hasattr(native, "batch_put_session_start")
 
     def _places(self, native: NativeStore, key: str) -> list[tuple[str, int, int]]:
         """Tell where the copies of a value lie: end point, address and size of each."""
@@ -353,32 +338,8 @@ class Moves:
             block = gather(block)
         code = self._put(key, block, config, replace=replace, tell=tell)
         if code < 0 and code != _EXISTS:
-            raise self._error(code, "upsert" if replace else "put", key)
+            raise self._error(code, "upsert" if replace else "put", key, config)
         self._client.counters.count_written(block.nbytes)
-
-    def put_parts(
-        self, key: str, parts: Sequence[Block | memoryview], config: ReplicateConfig | None
-    ) -> None:
-        """Store several pieces of memory as one value."""
-        native = self._client.native_object
-        blocks = [gather(part) if isinstance(part, memoryview) else part for part in parts]
-        for block in blocks:
-            if self._registered_only and not block.registered:
-                raise NotSupportedError(
-                    "this transport moves only registered memory: register the parts, or join them",
-                    key=key,
-                    rank=self._rank,
-                )
-        code = self._client.move(
-            native.batch_put_from_multi_buffers,
-            [key],
-            [[block.address for block in blocks]],
-            [[block.nbytes for block in blocks]],
-            *self._options(config),
-        )[0]
-        if code < 0 and code != _EXISTS:
-            raise self._error(code, "put_parts", key)
-        self._client.counters.count_written(sum(block.nbytes for block in blocks))
 
     def _put(
         self,
@@ -398,12 +359,18 @@ class Moves:
                 key=key,
                 rank=self._rank,
             )
-        pieces = block.nbytes > PIECE and not replace and hasattr(native, "batch_put_session_start")
+        move: Callable[..., int] = native.upsert_from if replace else native.put_from
+        if config is not None and config.prefer_alloc_in_same_node and not replace:
+            move = self._put_on_own_host
+        pieces = block.nbytes > PIECE and not replace and self._has_sessions(native)
         if self._registered_only and not block.registered and block.nbytes <= SCRATCH_SIZE:
             with self._scratch() as scratch:
                 address = scratch.write(0, block)
-                move = native.upsert_from if replace else native.put_from
                 return self._client.move(move, key, address, block.nbytes, *options)
+        if self.shared is not None and not block.registered:
+            with self._shared_memory(self.shared, block.nbytes) as shared:
+                ctypes.memmove(shared, block.address, block.nbytes)
+                return self._client.move(move, key, shared, block.nbytes, *options)
         with self._registered(
             block.address, block.nbytes, block, needed=pieces, known=block.registered
         ) as ready:
@@ -411,8 +378,26 @@ class Moves:
                 with self._put_turn(key) as mine:
                     if mine:
                         return self._write_pieces(key, block, options, tell)
-            move = native.upsert_from if replace else native.put_from
             return self._client.move(move, key, block.address, block.nbytes, *options)
+
+    def _put_on_own_host(self, key: str, address: int, nbytes: int, *options: object) -> int:
+        """``put_from``, by the only call that knows ``prefer_alloc_in_same_node``."""
+        native = self._client.native_object
+        return native.batch_put_from_multi_buffers([key], [[address]], [[nbytes]], *options)[0]
+
+    @contextmanager
+    def _shared_memory(self, shared: SharedMemory, nbytes: int) -> Iterator[int]:
+        """Share memory for one large value; its address."""
+        memory = shared.allocate(nbytes)
+        address = address_of(memory)
+        try:
+            with self._registered(address, nbytes, memory, needed=True):
+                yield address
+        except MemoryLostError:
+            raise ScratchLostError from None
+        finally:
+            del memory
+            shared.free_unused()
 
     def _write_pieces(
         self, key: str, block: Block, options: tuple[object, ...], tell: Progress | None
@@ -457,11 +442,19 @@ class Moves:
             raise InvalidArgumentError(
                 f"config= takes a ReplicateConfig, not {type(config).__name__}", rank=self._rank
             )
-        return (self._convert(config),)
+        return (self.convert(config),)
 
-    def _error(self, code: int, verb: str, key: str) -> MooncakeError:
-        hint = f"The master is {self._master}." if code in _RPC_CODES and self._master else ""
-        error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
+    def _error(
+        self, code: int, verb: str, key: str, config: ReplicateConfig | None = None
+    ) -> MooncakeError:
+        error: MooncakeError | None = None
+        if self.shared is not None:
+            error = self.shared.error(code, verb, key)
+        if error is None:
+            hint = f"The master is {self._master}." if code in _RPC_CODES and self._master else ""
+            if code == _INVALID:
+                hint = refusal_hint(config, verb)
+            error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
         self._client.counters.count_code(error.code_name)
         return error
 
@@ -485,7 +478,21 @@ class Moves:
                 f"{verb} of {key!r} was cancelled between two pieces", key=key, rank=self._rank
             )
 
-    def check_length(self, codes: Sequence[Any], keys: Sequence[str], method: str) -> None:
+    def sizes(self, keys: Sequence[str]) -> dict[str, int]:
+        """Tell the sizes of values in memory. A key that is missing here may be anything."""
+        found = self._descriptors(self._client.native_object, list(keys))
+        return {key: descriptor.size for key, descriptor in found.items()}
+
+    def _descriptors(self, native: NativeStore, keys: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, replicas in native.batch_get_replica_desc(keys).items():
+            for replica in replicas:
+                if replica.is_memory_replica():
+                    found[key] = replica.get_memory_descriptor().buffer_descriptor
+                    break
+        return found
+
+    def check_length(self, codes: Sequence[Any], keys: Sequence[object], method: str) -> None:
         """Refuse an answer of the engine that is not one code per key."""
         if len(codes) != len(keys):
             raise InternalError(
@@ -497,13 +504,18 @@ class Moves:
     @contextmanager
     def _scratch(self) -> Iterator[Scratch]:
         scratch = self._pool.borrow(self._client.native_object)
+        lost = False
         try:
             yield scratch
+        except MemoryLostError:
+            lost = True
+            self._pool.drop()  # what is free was lost with it
+            raise ScratchLostError from None
         finally:
-            if self._client.gate.tainted is None:
-                self._pool.give_back(scratch)
-            else:  # the engine may still write into it
+            if self._client.gate.tainted is not None:  # the engine may still write into it
                 self._client.keep_until_gone(scratch)
+            elif not lost:
+                self._pool.give_back(scratch)
 
     @contextmanager
     def _registered(

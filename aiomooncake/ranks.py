@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aiomooncake._opener import policy_until
 from aiomooncake._tasks import settle, together
 from aiomooncake.cluster import LocalCluster
 from aiomooncake.config import parse_target
-from aiomooncake.connect import DEFAULT_TIMEOUT, connect, policy_until
+from aiomooncake.connect import DEFAULT_TIMEOUT, connect
 from aiomooncake.errors import InvalidArgumentError, WarmupError, rank_label
 from aiomooncake.opening import Opening
 from aiomooncake.warmup import Pace, WarmupPolicy, WarmupProgress, WarmupReport

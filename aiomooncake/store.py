@@ -20,12 +20,14 @@ from aiomooncake.errors import (
     BatchError,
     InvalidArgumentError,
     MooncakeError,
+    NotSupportedError,
     StoreClosedError,
     error_from_code,
     rank_label,
 )
 from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, StoreStats
+from aiomooncake.replicas import Replica, replicas_of_keys
 from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
 from aiomooncake.views import Views
 from aiomooncake.warmup import WarmupPolicy, WarmupProgress, WarmupReport, warm_up
@@ -82,11 +84,15 @@ class Store(ZeroCopyVerbs):
         self.rank = client.rank
         self.config = config
         self.hostname = hostname
-        self.engine = EngineMirror(client, methods, address_methods)
-        self.blocking = BlockingMirror(client, methods, address_methods)
+        convert = transfers.convert
+        self.engine = EngineMirror(client, methods, address_methods, convert)
+        self.blocking = BlockingMirror(client, methods, address_methods, convert)
         self._client = client
         self._transfers = transfers
-        self._views = Views(transfers, config.local_buffer_size if config is not None else 0)
+        # Letting go of a handle of a dummy client is a request to the other process, under the GIL:
+        # its views are memory of their own.
+        room = config.local_buffer_size if config is not None and transfers.shared is None else 0
+        self._views = Views(transfers, room)
         self._batching: Batching | None = None
         self._warming: _Warming | None = None
         self._warmup_attempts = 0
@@ -118,6 +124,21 @@ class Store(ZeroCopyVerbs):
         self._check_key(key, "size")
         size: int | None = await self._merging().sizes.ask(Waiting(key))
         return size
+
+    async def replicas(self, key: str) -> tuple[Replica, ...]:
+        """Tell where the copies of a value lie; empty when the key is not there.
+
+        Renews the key's lease, as any read does. To ask for several keys, :meth:`replicas_many`
+        does it in one call of the engine.
+
+        Raises:
+            MooncakeError: The question failed; a failure is never reported as a miss.
+        """
+        self._check_key(key, "replicas")
+        answer: tuple[Replica, ...] | MooncakeError = (await self._ask_replicas([key]))[0]
+        if isinstance(answer, MooncakeError):
+            raise answer
+        return answer
 
     async def put(self, key: str, value: Any, *, config: ReplicateConfig | None = None) -> None:
         """Store a value, unless the key is there already: the engine keeps the first value.
@@ -212,6 +233,27 @@ class Store(ZeroCopyVerbs):
         wanted = self._check_keys(keys, "exists_many")
         ask = partial(self._ask_chunks, "exists_many", self._transfers.exists_keys, ASKED_KEYS)
         return await self._many("exists_many", wanted, ask, return_exceptions=return_exceptions)
+
+    @overload
+    async def replicas_many(
+        self, keys: Iterable[str], *, return_exceptions: Literal[False] = ...
+    ) -> list[tuple[Replica, ...]]: ...
+    @overload
+    async def replicas_many(
+        self, keys: Iterable[str], *, return_exceptions: bool
+    ) -> list[tuple[Replica, ...] | MooncakeError]: ...
+    async def replicas_many(
+        self, keys: Iterable[str], *, return_exceptions: bool = False
+    ) -> list[Any]:
+        """Tell for many keys where their copies lie: a list aligned with the keys.
+
+        Raises:
+            BatchError: Some keys failed; ``.results`` has a tuple or an error for each.
+        """
+        wanted = self._check_keys(keys, "replicas_many")
+        return await self._many(
+            "replicas_many", wanted, self._ask_replicas, return_exceptions=return_exceptions
+        )
 
     @overload
     async def remove_many(
@@ -399,8 +441,15 @@ class Store(ZeroCopyVerbs):
             except MooncakeError:
                 pass  # closed meanwhile
             else:
+                whom = "master" if self._transfers.shared is None else "client"
                 if code == 0:
-                    return Health("ready", "the engine's last ping of the master was answered")
+                    return Health("ready", f"the engine's last ping of the {whom} was answered")
+                if whom == "client":
+                    return Health(
+                        "client-unreachable",
+                        "the engine's pings of the stand-alone client fail: it is gone, or its "
+                        "master is",
+                    )
                 return Health("master-unreachable", "the engine's pings of the master fail")
         if gate.state is State.FORKED:
             return Health("forked", "the store was opened in the parent process")
@@ -568,6 +617,16 @@ class Store(ZeroCopyVerbs):
             for i, value in zip(large, values, strict=True):
                 answers[i] = value
         return answers
+
+    async def _ask_replicas(self, keys: list[str]) -> list[Any]:
+        if self._client.dummy:
+            raise NotSupportedError(
+                "a dummy client can't tell where copies lie: connect to the master instead, "
+                "without client_server_address",
+                rank=self.rank,
+            )
+        job = partial(replicas_of_keys, self._client, self._transfers.exists_keys)
+        return await self._ask_chunks("replicas", job, MANY_KEYS, keys)
 
     async def _ask_chunks(
         self,

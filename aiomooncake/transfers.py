@@ -1,26 +1,26 @@
 """How many values at once get into the engine and out of it: the jobs of merged calls.
 
-Every job takes items of distinct keys and answers one thing per item, a result or an error, so
-that a bad one does not hurt its neighbours. Blocking: for worker threads.
+Every job takes distinct keys and answers one thing per key, a result or an error, so that a bad one
+does not hurt its neighbours. Blocking: for worker threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._buffers import new_bytes
 from aiomooncake.errors import MooncakeError, NotSupportedError
+from aiomooncake.load import Load
 from aiomooncake.memory import SCRATCH_SIZE, Block
-from aiomooncake.moves import FIRST_READ, MISSES, PIECE, Moves
+from aiomooncake.moves import FIRST_READ, MISSES, PIECE
+from aiomooncake.parts import PartMoves
 
 if TYPE_CHECKING:
-    from aiomooncake.buffers import Use
     from aiomooncake.config import ReplicateConfig
     from aiomooncake.engine.protocol import NativeStore
 
-__all__ = ["LARGE", "MANY_KEYS", "MERGED_BYTES", "MERGED_VALUE", "Item", "Transfers"]
+__all__ = ["LARGE", "MANY_KEYS", "MERGED_BYTES", "MERGED_VALUE", "Transfers"]
 
 MANY_KEYS: Final = 256
 """Keys of one batch that moves values.
@@ -30,7 +30,10 @@ How long such a batch takes on a frozen peer is bounded by the transport's queue
 """
 
 MERGED_VALUE: Final = 1 << 20
-"""Bytes of the largest value that travels with others; a larger one gains nothing by it."""
+"""Bytes of the largest value that travels with others: one that is copied, or read unasked.
+
+What lies in registered memory of the caller travels with others up to :data:`PIECE`.
+"""
 
 MERGED_BYTES: Final = PIECE
 """Bytes of one batch, so that each native call is short."""
@@ -42,37 +45,11 @@ _SMALLEST_SLOT: Final = SCRATCH_SIZE // MANY_KEYS
 _LARGEST_SLOT: Final = FIRST_READ
 
 _INVALID: Final = -600
-_EXISTS: Final = -705
 _LEASE_EXPIRED: Final = -707
 _NOT_FOUND: Final = -704
 
 
-class Item:
-    """One key of a merged call, and the bytes to store under it.
-
-    Attributes:
-        key: The key.
-        block: Where the bytes are; None for calls that store nothing.
-        group: Its routing group, when the call has placement options with groups.
-        use: The caller's memory that the block is in, to be let go of afterwards.
-    """
-
-    __slots__ = ("block", "group", "key", "use")
-
-    def __init__(
-        self,
-        key: str,
-        block: Block | None = None,
-        group: str | None = None,
-        use: Use | None = None,
-    ) -> None:
-        self.key = key
-        self.block = block
-        self.group = group
-        self.use = use
-
-
-class Transfers(Moves):
+class Transfers(PartMoves):
     """The jobs of one store."""
 
     # How large a slot of scratch memory a read gets; follows what was read lately.
@@ -202,11 +179,6 @@ class Transfers(Moves):
         if self._client.gate.tainted is not None:
             self._client.keep_until_gone(values)
 
-    def sizes(self, keys: Sequence[str]) -> dict[str, int]:
-        """Tell the sizes of values in memory. A key that is missing here may be anything."""
-        found = self._descriptors(self._client.native_object, list(keys))
-        return {key: descriptor.size for key, descriptor in found.items()}
-
     def handles(self, keys: Sequence[str]) -> list[Any]:
         """Take values into the engine's local buffer: a handle or None for each."""
         found = self._client.move(self._client.native_object.batch_get_buffer, list(keys))
@@ -218,40 +190,36 @@ class Transfers(Moves):
         found = self._descriptors(self._client.native_object, list(keys))
         return {key: descriptor.transport_endpoint for key, descriptor in found.items()}
 
-    def _descriptors(self, native: NativeStore, keys: list[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, replicas in native.batch_get_replica_desc(keys).items():
-            for replica in replicas:
-                if replica.is_memory_replica():
-                    found[key] = replica.get_memory_descriptor().buffer_descriptor
-                    break
-        return found
-
-    def get_into_items(self, items: Sequence[Item]) -> list[Any]:
+    def get_into_all(self, load: Load) -> list[Any]:
         """Read into the callers' memory: bytes read, None for a proved miss, or an error."""
-        native = self._client.native_object
-        keys = [item.key for item in items]
-        blocks = [item.block for item in items if item.block is not None]
-        codes = self._client.move(
-            native.batch_get_into,
-            keys,
-            [block.address for block in blocks],
-            [block.nbytes for block in blocks],
-        )
-        self.check_length(codes, keys, "batch_get_into")
-        answers: list[Any] = []
-        for key, block, code in zip(keys, blocks, codes, strict=True):
-            if code > 0:
-                self._client.counters.count_read(code)
-                answers.append(code)
-            elif code in MISSES:
-                answers.append(None)
+        codes: list[Any] = self._read_all(load)
+        if min(codes) > 0:  # as it should be
+            self._client.counters.count_read(sum(codes))
+            return codes
+        late = [i for i, code in enumerate(codes) if code == _LEASE_EXPIRED]
+        if late:  # beside a peer that hung, say: they are read again together
+            for i, code in zip(late, self._read_all(load.pick(late)), strict=True):
+                codes[i] = code
+        self._client.counters.count_read(sum(code for code in codes if code > 0))
+        for i, code in enumerate(codes):
+            if code in MISSES:
+                codes[i] = None
             elif code in (_INVALID, _LEASE_EXPIRED):
                 # Too small, or not read in time: the single read tells, and tries again.
-                answers.append(self._caught(self.get_into, key, block))
-            else:
-                answers.append(self._error(code, "get_into", key))
-        return answers
+                codes[i] = self._caught(self.get_into, load.keys[i], load.memory[i])
+            elif code < 0:
+                codes[i] = self._error(code, "get_into", load.keys[i])
+        return codes
+
+    def _read_all(self, load: Load) -> list[int]:
+        codes = self._client.move(
+            self._client.native_object.batch_get_into,
+            list(load.keys),
+            [block.address for block in load.memory],
+            list(load.sizes),
+        )
+        self.check_length(codes, load.keys, "batch_get_into")
+        return list(codes)
 
     # ------------------------------------------------------------------ questions
 
@@ -285,23 +253,21 @@ class Transfers(Moves):
 
     # ------------------------------------------------------------------ writes
 
-    def put_items(
-        self, items: Sequence[Item], config: ReplicateConfig | None
-    ) -> list[MooncakeError | None]:
-        """Store small values unless their keys are there: None or an error."""
-        return self._write(items, config, "put")
+    def put_all(self, load: Load, config: ReplicateConfig | None) -> list[MooncakeError | None]:
+        """Store values unless their keys are there: None or an error."""
+        return self._write(load, config, "put")
 
-    def upsert_items(
-        self, items: Sequence[Item], config: ReplicateConfig | None
-    ) -> list[MooncakeError | None]:
-        """Store small values in place of those that are there: None or an error."""
-        return self._write(items, config, "upsert")
+    def upsert_all(self, load: Load, config: ReplicateConfig | None) -> list[MooncakeError | None]:
+        """Store values in place of those that are there: None or an error."""
+        return self._write(load, config, "upsert")
 
     def _write(
-        self, items: Sequence[Item], config: ReplicateConfig | None, verb: str
+        self, load: Load, config: ReplicateConfig | None, verb: str
     ) -> list[MooncakeError | None]:
         native = self._client.native_object
-        method = native.batch_put_from
+        config = self._options_of(load, config)
+        own_host = config is not None and config.prefer_alloc_in_same_node and verb == "put"
+        method = self._put_all_on_own_host if own_host else native.batch_put_from
         if verb == "upsert":
             if not hasattr(native, "batch_upsert_from"):
                 raise NotSupportedError(
@@ -310,13 +276,9 @@ class Transfers(Moves):
                     rank=self._rank,
                 )
             method = native.batch_upsert_from
-        if config is not None and items[0].group is not None:
-            config = replace(config, group_ids=[item.group or "" for item in items])
-        blocks = [item.block for item in items if item.block is not None]
-        keys = [item.key for item in items]
-        sizes = [block.nbytes for block in blocks]
+        keys, blocks, sizes = list(load.keys), load.memory, list(load.sizes)
         options = self._options(config)
-        if len(items) == 1 and not self._registered_only:
+        if len(keys) == 1 and not self._registered_only and not own_host:
             # A batch of one costs 10 us more than the single call.
             single = native.put_from if verb == "put" else native.upsert_from
             codes = [self._client.move(single, keys[0], blocks[0].address, sizes[0], *options)]
@@ -325,17 +287,15 @@ class Transfers(Moves):
         else:
             addresses = [block.address for block in blocks]
             codes = self._client.move(method, keys, addresses, sizes, *options)
-        self.check_length(codes, keys, f"batch_{verb}_from")
-        answers: list[MooncakeError | None] = []
-        stored = 0
-        for key, size, code in zip(keys, sizes, codes, strict=True):
-            if code < 0 and code != _EXISTS:
-                answers.append(self._error(code, verb, key))
-            else:
-                stored += size
-                answers.append(None)
-        self._client.counters.count_written(stored)
-        return answers
+        return self._stored(load, codes, verb, config)
+
+    def _put_all_on_own_host(
+        self, keys: list[str], addresses: list[int], sizes: list[int], *options: object
+    ) -> list[int]:
+        """``batch_put_from``, by the only call that knows ``prefer_alloc_in_same_node``."""
+        return self._client.native_object.batch_put_from_multi_buffers(
+            keys, [[address] for address in addresses], [[size] for size in sizes], *options
+        )
 
     def _write_staged(
         self, method: Any, keys: list[str], blocks: Sequence[Block], options: tuple[object, ...]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiomooncake.errors import MooncakeError
-from aiomooncake.transfers import Item, Transfers
+from aiomooncake.transfers import Transfers
 
 __all__ = ["Sight", "Views"]
 
@@ -83,9 +83,8 @@ class Views:
         """Bytes that views may still take without a copy."""
         return self._room.free
 
-    def view_items(self, items: Sequence[Item]) -> list[Any]:
+    def view_keys(self, keys: Sequence[str]) -> list[Any]:
         """Bring values into view: a Sight, None for a proved miss, or an error."""
-        keys = [item.key for item in items]
         sizes = self._transfers.sizes(keys)
         roomy = {key: sizes[key] for key in keys if key in sizes and self._room.take(sizes[key])}
         handles: dict[str, Any] = {}

@@ -8,10 +8,8 @@ pauses, until all three steps go well. What waiting can't mend is diagnosed and 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import math
-import mmap
 import os
 import uuid
 from dataclasses import dataclass, replace
@@ -39,7 +37,9 @@ from aiomooncake.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
+    from aiomooncake.buffers import Buffer
     from aiomooncake.config import StoreConfig
 
 __all__ = [
@@ -92,6 +92,10 @@ class WarmupTarget(Protocol):
     @property
     def engine(self) -> Any:
         """The awaitable mirror of the binding: its own arguments, its own codes."""
+        ...
+
+    def allocate(self, nbytes: int) -> AbstractAsyncContextManager[Buffer]:
+        """Make registered memory."""
         ...
 
 
@@ -168,7 +172,10 @@ class _WarmUp:
         self._time = asyncio.get_running_loop().time
         self._started = self._time()
         self._deadline = math.inf if policy.timeout is None else self._started + policy.timeout
-        self._by_memory = target.config is not None and target.config.local_buffer_size == 0
+        config = target.config
+        self._by_memory = config is not None and (
+            config.local_buffer_size == 0 or config.client_server_address is not None
+        )
         self._suspicions = 0
         label = rank_label(target.rank)
         self._prefix = f"[{label}] " if label else ""
@@ -259,13 +266,11 @@ class _WarmUp:
         """Do the same by registered memory, which needs no local buffer."""
         engine, size = self._target.engine, len(probe.value)
         probe.step = "register"
-        with mmap.mmap(-1, 2 * size) as memory:
-            memory[:size] = probe.value
-            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-            code = int(await engine.register_buffer(address, 2 * size))
-            if code != 0:
-                return probe.end(code)
-            try:
+        try:
+            async with self._target.allocate(2 * size) as memory:
+                address, view = memory.address, memory.view
+                assert view is not None  # noqa: S101  # it is memory of our own
+                view[:size] = probe.value
                 probe.step = "put"
                 code = int(await engine.put_from(probe.key, address, size))
                 if code != 0:
@@ -276,9 +281,11 @@ class _WarmUp:
                     got = int(await engine.get_into(probe.key, address + size, size))
                     if got < 0:
                         return probe.end(got)
-                    probe.check_value(memory[size : size + got])
-            finally:
-                await engine.unregister_buffer(address)
+                    probe.check_value(bytes(view[size : size + got]))
+        except MooncakeError as error:
+            if error.code is None:
+                raise
+            return probe.end(error.code)
         return None
 
     async def _remove(self, key: str) -> None:

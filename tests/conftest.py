@@ -98,6 +98,15 @@ def cluster(closing: Closing) -> Iterator[LocalCluster]:
         closing.wait()
 
 
+@pytest.fixture(scope="session")
+def dummies_cluster(closing: Closing) -> Iterator[LocalCluster]:
+    """A master as :func:`cluster`, for stand-alone clients."""
+    _need_engine()
+    with LocalCluster(extra_args=["--eviction_ratio=0"]) as master:
+        yield master
+        closing.wait()
+
+
 @pytest.fixture
 def own_cluster() -> Iterator[LocalCluster]:
     """A master of the test's own, to be frozen and killed."""
@@ -166,21 +175,28 @@ def open_store(closing: Closing) -> Iterator[OpenStore]:
         closing.add(store._client)
 
 
-@pytest.fixture(scope="session", params=["memory", "real"])
+@pytest.fixture(scope="session", params=["memory", "real", "dummy"])
 def store(request: pytest.FixtureRequest, closing: Closing) -> Iterator[Store]:
-    """A store that tests of the verbs share, on either engine: 192 MB, a local buffer of 16 MB.
+    """A store that tests of the verbs share: 192 MB, a local buffer of 16 MB.
+
+    On the in-memory engine, on the real one, and as a dummy client of a process of its own.
 
     It was opened in a loop that is closed, and each test uses it from a loop of its own.
     """
+    options: dict[str, Any] = {"global_segment_size": 192 * MB}
+    target: str | None = None
     if request.param == "memory":
         target = "memory://shared"
-    else:
+    elif request.param == "real":
         target = request.getfixturevalue("cluster").address
+    else:
+        # With a master of its own: on the shared one a value may be placed on a store that closes.
+        cluster: LocalCluster = request.getfixturevalue("dummies_cluster")
+        client = cluster.blocking.start_client(global_segment_size=192 * MB)
+        options = {"client_server_address": client.address, "mem_pool_size": 16 * MB}
 
     async def opened() -> Store:
-        return await connect(
-            target, rank=3, global_segment_size=192 * MB, local_buffer_size=16 * MB
-        )
+        return await connect(target, rank=3, local_buffer_size=16 * MB, **options)
 
     store = asyncio.run(opened())
     yield store

@@ -134,7 +134,8 @@ def test_defaults() -> None:
     config = StoreConfig(MASTER)
     assert config.master_server_address == MASTER
     assert config.global_segment_size == 512 << 20
-    assert config.local_buffer_size == config.mem_pool_size == 64 << 20
+    assert config.local_buffer_size == 64 << 20
+    assert config.mem_pool_size == 0
     assert (config.protocol, config.metadata_server) == ("tcp", "P2PHANDSHAKE")
     assert (config.rpc_timeout, config.rpc_connect_timeout, config.transfer_timeout) == (2.5, 2, 2)
     assert config.local_hostname is None

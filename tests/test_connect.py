@@ -24,7 +24,6 @@ from aiomooncake import (
     ConfigError,
     InvalidArgumentError,
     LocalCluster,
-    NotSupportedError,
     SetupError,
     SetupTimeoutError,
     Store,
@@ -48,7 +47,8 @@ MB = 1 << 20
 SMALL: dict[str, Any] = {"global_segment_size": 16 * MB, "local_buffer_size": 4 * MB}
 
 # The package's name for it is the function.
-connect_module: Any = importlib.import_module("aiomooncake.connect")
+opener_module: Any = importlib.import_module("aiomooncake._opener")
+hosts_module: Any = importlib.import_module("aiomooncake._hosts")
 
 
 @pytest.fixture
@@ -194,11 +194,6 @@ async def test_the_environment_is_the_default_target(
 async def test_a_timeout_must_be_a_positive_number(timeout: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="timeout"):
         await connect("memory://x", timeout=timeout)
-
-
-async def test_a_dummy_client_is_not_opened_yet() -> None:
-    with pytest.raises(NotSupportedError, match="client_server_address"):
-        await connect("127.0.0.1:1", client_server_address="127.0.0.1:2")
 
 
 async def test_a_coordinated_master_needs_a_hostname() -> None:
@@ -366,12 +361,12 @@ async def test_a_set_up_that_fails_at_first_is_tried_again(
     cluster: LocalCluster, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine answers -1 for a master that went away between our probe and its own try."""
-    set_up, codes = connect_module.Lifecycle.setup, [-1, -900]
+    set_up, codes = opener_module.RealLifecycle.setup, [-1, -900]
 
     def fail_twice(self: Any, *args: Any) -> int:
         return codes.pop() if codes else set_up(self, *args)
 
-    monkeypatch.setattr(connect_module.Lifecycle, "setup", fail_twice)
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", fail_twice)
     store = await open_store(cluster.address, **SMALL)
     assert store.health().ok
     assert not codes
@@ -431,7 +426,7 @@ def masters(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
         made.append(LocalCluster(**options))
         return made[-1]
 
-    monkeypatch.setattr(connect_module, "LocalCluster", make)
+    monkeypatch.setattr(opener_module, "LocalCluster", make)
     return made
 
 
@@ -466,12 +461,12 @@ async def test_a_private_master_survives_a_set_up_that_fails_at_first(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tearing the failed client down once stopped the master under the next try."""
-    set_up, codes = connect_module.Lifecycle.setup, [-1]
+    set_up, codes = opener_module.RealLifecycle.setup, [-1]
 
     def fail_once(self: Any, *args: Any) -> int:
         return codes.pop() if codes else set_up(self, *args)
 
-    monkeypatch.setattr(connect_module.Lifecycle, "setup", fail_once)
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", fail_once)
     async with connect("local://", timeout=5, **SMALL) as store:
         await store.put("k", b"v")
     assert not codes
@@ -483,13 +478,13 @@ async def test_a_private_master_ends_with_a_connect_that_is_cancelled(
     hold: Hold,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_up = connect_module.Lifecycle.setup
+    set_up = opener_module.RealLifecycle.setup
 
     def hang(self: Any, *args: Any) -> Any:
         hold.wait()
         return set_up(self, *args)
 
-    monkeypatch.setattr(connect_module.Lifecycle, "setup", hang)
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", hang)
     connecting = asyncio.ensure_future(connect("local://"))
     await hold()
     assert masters[0].running
@@ -592,10 +587,10 @@ def test_what_is_no_store_is_not_adopted(thing: Any) -> None:
 OTHER_WAYS = {
     "turned off": ("", {"direct": False}),
     "nothing is exported": (
-        "lifecycle.DirectEntry.find = classmethod(lambda cls, binding: 'nothing is exported')",
+        "lifecycle.RealEntry.find = classmethod(lambda cls, binding: 'nothing is exported')",
         {},
     ),
-    "not a RealClient": ("lifecycle.DirectEntry.address = lambda self, native: None", {}),
+    "not a RealClient": ("lifecycle.RealEntry.address = lambda self, native: None", {}),
 }
 
 
@@ -689,7 +684,7 @@ async def test_rdma_without_a_device_is_refused(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine opens over TCP instead, and says so only in its own log."""
-    monkeypatch.setattr(connect_module, "_RDMA_DEVICES", Path("/nonexistent"))
+    monkeypatch.setattr(hosts_module, "_RDMA_DEVICES", Path("/nonexistent"))
     with pytest.raises(ConfigError, match="no RDMA device"):
         await connect(cluster.address, protocol="rdma", timeout=10)
 

@@ -24,6 +24,7 @@ from aiomooncake.memory import (
     ScratchPool,
     gather,
     layout,
+    map_memory,
 )
 
 KB = 1 << 10
@@ -244,7 +245,7 @@ def native() -> InMemoryStore:
 
 
 def test_scratch_is_registered_once_and_used_again(native: InMemoryStore) -> None:
-    pool = ScratchPool()
+    pool = ScratchPool(map_memory)
     first, second = pool.borrow(native), pool.borrow(native)
     assert native.register_buffer(first.address, SCRATCH_SIZE) == -600
     assert first.address != second.address
@@ -253,7 +254,7 @@ def test_scratch_is_registered_once_and_used_again(native: InMemoryStore) -> Non
 
 
 def test_scratch_is_written_and_read_in_place(native: InMemoryStore) -> None:
-    scratch = ScratchPool().borrow(native)
+    scratch = ScratchPool(map_memory).borrow(native)
     block = lay(b"hello")
     assert isinstance(block, Block)
     assert scratch.write(10, block) == scratch.address + 10

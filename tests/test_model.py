@@ -47,6 +47,9 @@ SLOW_CALLS = [
     "get_size",
     "batch_get_session_start",
     "batch_get_into",
+    "batch_get_into_multi_buffers",
+    "batch_put_from_multi_buffers",
+    "batch_get_replica_desc",
     "batch_get_buffer",
 ]
 # Smaller than they are, so that values of these sizes travel in every way there is.
@@ -54,8 +57,11 @@ LIMITS = {
     "aiomooncake.moves.PIECE": 100 * KB,
     "aiomooncake.transfers.MERGED_VALUE": 150 * KB,
     "aiomooncake.store.MERGED_VALUE": 150 * KB,
-    "aiomooncake.zero_copy.MERGED_VALUE": 150 * KB,
-    "aiomooncake.batching.MERGED_BYTES": 300 * KB,
+    "aiomooncake.many.PIECE": 100 * KB,
+    "aiomooncake.parts.MANY_PARTS": 3,
+    "aiomooncake.lanes.MERGED_BYTES": 300 * KB,
+    "aiomooncake.memory_lane.MOST_BYTES": 300 * KB,
+    "aiomooncake.memory_lane.LEAST_BYTES": 70 * KB,
 }
 PIECE = LIMITS["aiomooncake.moves.PIECE"]
 
@@ -351,8 +357,7 @@ class Player:
         self.buffer_view[start : start + room + 9] = b"\xee" * (room + 9)
         memory: Any = self.buffer[start : start + room]
         if parts:
-            cut = room * ask.seed // 256
-            memory = [part for part in (memory[:cut], memory[cut:]) if part.nbytes]
+            memory = cut(memory, ask.seed)
         try:
             read = await self.store.get_into(keys[0], memory, offset=offset, **self.release(ask))
         except BufferTooSmallError:
@@ -377,7 +382,7 @@ class Player:
             for start in [place * REGION + i * REGION // 4]
         }
         answers = await self.store.get_many_into(
-            memory, return_exceptions=True, **self.release(ask)
+            some_cut(memory, ask.seed), return_exceptions=True, **self.release(ask)
         )
         return [
             TOO_SMALL
@@ -414,8 +419,7 @@ class Player:
     ) -> list[Any]:
         memory: Any = self.filled(notes[0][1], place * REGION)
         if parts:
-            cut = memory.nbytes * ask.seed // 256
-            memory = [part for part in (memory[:cut], memory[cut:]) if part.nbytes]
+            memory = cut(memory, ask.seed)
         await self.store.put_from(keys[0], memory, **self.where(ask), **self.release(ask))
         return [None]
 
@@ -427,7 +431,9 @@ class Player:
             key: self.filled(value, place * REGION + i * REGION // 4)
             for i, (key, value) in enumerate(notes)
         }
-        stored = await self.store.put_many_from(items, **self.where(ask), **self.release(ask))
+        stored = await self.store.put_many_from(
+            some_cut(items, ask.seed), **self.where(ask), **self.release(ask)
+        )
         return list(stored.values())
 
     async def upsert(self, ask: Ask, keys: list[str], notes: Any, place: int) -> list[Any]:
@@ -475,13 +481,34 @@ class Player:
         batching = store._batching
         assert batching is not None
         assert not batching._turns._busy
-        lanes = [batching.gets, batching.exists, batching.sizes, batching.into, batching.views]
+        lanes = [
+            batching.gets,
+            batching.exists,
+            batching.sizes,
+            batching.into,
+            batching.into_parts,
+            batching.views,
+        ]
         for lane in [*lanes, *batching._writes.values()]:
             assert lane.idle
             assert lane._under_way == 0
         if not self.real:
             native: Any = store._client.native_object
             assert len(native._registered) == 1 + len(store._transfers._pool._free)
+
+
+def cut(memory: Any, seed: int) -> list[Any]:
+    """Cut memory in two, or leave it whole."""
+    place = memory.nbytes * seed // 256
+    return [part for part in (memory[:place], memory[place:]) if part.nbytes]
+
+
+def some_cut(items: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Cut some of the memory."""
+    return {
+        key: cut(memory, seed) if (seed >> i) % 2 else memory
+        for i, (key, memory) in enumerate(items.items())
+    }
 
 
 def summary(events: Sequence[Event]) -> str:

@@ -62,7 +62,7 @@ async def store(
     cancellation, no time that has passed, makes another thread take the place of a stuck one.
     """
     monkeypatch.setattr("aiomooncake.engine.gate.STUCK_AFTER", 0.0)
-    for module in ("batching", "engine.client"):
+    for module in ("lanes", "engine.client"):
         monkeypatch.setattr(f"aiomooncake.{module}.OVERDUE", 600.0)
     store: Store = await open_store(
         "memory://threads", engine=engine, rank=40, threads=1, max_abandoned=2

@@ -16,6 +16,7 @@ from aiomooncake.errors import (
     TooManyAbandonedError,
     WarmupError,
 )
+from aiomooncake.testing import run_in_virtual_time
 from aiomooncake.warmup import (
     DiagnosisKind,
     Pace,
@@ -24,7 +25,7 @@ from aiomooncake.warmup import (
     WarmupReport,
     warm_up,
 )
-from tests.warmup_fakes import HANG, FakeEngine, FakeTarget, run_in_virtual_time
+from tests.warmup_fakes import HANG, FakeEngine, FakeTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,6 +31,7 @@ __all__ = [
     "NativeStore",
     "find_address_methods",
     "find_methods",
+    "find_setup_parameters",
     "installed_distributions",
     "load_binding",
     "native_replicate_config",
@@ -179,6 +180,11 @@ def find_address_methods(store_class: type[Any]) -> frozenset[str]:
     return frozenset(name for name in find_methods(store_class) if _names_memory(store_class, name))
 
 
+def find_setup_parameters(store_class: type[Any]) -> frozenset[str]:
+    """Return the names of what ``setup`` takes; empty when the binding does not tell."""
+    return frozenset(_parameters("setup", store_class.setup))
+
+
 def _names_memory(store_class: type[Any], name: str) -> bool:
     if "into" in name.split("_"):
         return True
@@ -213,6 +219,9 @@ def native_replicate_config(binding: Binding, config: ReplicateConfig) -> Any:
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
         if value == field.default:
+            continue
+        if name == "soft_pin_action" and value == "enable" and hasattr(native, "with_soft_pin"):
+            native.with_soft_pin = True  # all that wheels up to 0.3.11 know of it
             continue
         wheel = f"engine {binding.version}" if binding.version else "the installed engine"
         if not hasattr(native, name):

@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import wait
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import anyio
 
@@ -19,7 +20,8 @@ from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
 from aiomooncake.engine.process import track, untrack
-from aiomooncake.engine.workers import Call, Lane
+from aiomooncake.engine.shared import SharedMemory, mended
+from aiomooncake.engine.workers import Call, Lane, Visit
 from aiomooncake.errors import (
     InternalError,
     StoreClosedError,
@@ -29,6 +31,8 @@ from aiomooncake.errors import (
 from aiomooncake.observe.counters import Counters
 
 T = TypeVar("T")
+Job = Callable[[Sequence[Any]], Sequence[Any]]
+"""Does the work for items that have a key, and answers a result or an error for each."""
 
 __all__ = ["OVERDUE", "TAINT_AFTER", "EngineClient", "close_dropped"]
 
@@ -40,12 +44,28 @@ TAINT_AFTER = 55.0
 A transfer that reaches the engine's own limit of 60 s stays queued and writes later.
 """
 
+# A dummy client gives up a request after 30 s, which nothing can change, and the process that was
+# frozen does it when it goes on.
+_DUMMY_TAINT_AFTER = 25.0
+
 OVERDUE = 0.1
 """Seconds after which a call no longer holds up those behind it in the lane of small ones."""
 
+_CLOSED: Final = 1  # of health_check()
 _BULK_THREADS = 2
 _CONTROL_THREADS = 2
 _HEDGE_THREADS = 4
+
+
+@runtime_checkable
+class Forgettable(Protocol):
+    """What has registered memory with a client, and can take that back."""
+
+    def forget(self, native: NativeStore) -> None:
+        """Unregister the memory. Blocking."""
+
+    def drop(self) -> None:
+        """Let go of the memory."""
 
 
 def _nothing() -> None:
@@ -61,6 +81,7 @@ class EngineClient:
         max_abandoned: Stuck calls nobody waits for, beyond which new calls fail at once.
         tear_down: Ends the object's life (blocking), or None when it belongs to somebody else.
         guarded: Whether the object must be kept from forks and from the interpreter's exit.
+        shared: The shared memory of an object that works through a stand-alone client process.
     """
 
     def __init__(
@@ -71,6 +92,7 @@ class EngineClient:
         max_abandoned: int,
         tear_down: Callable[[NativeStore], object] | None,
         guarded: bool,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.native: NativeStore | None = None
         self.rank = rank
@@ -83,6 +105,10 @@ class EngineClient:
         self._lanes = (self.control, self.small, self.bulk, self.hedge)
         self.counters = Counters()
         self.longest_lag = 0.0
+        self.dummy = shared is not None
+        self.by_value = shared is None or shared.by_value
+        self._shared = shared
+        self._taint_after = TAINT_AFTER if shared is None else _DUMMY_TAINT_AFTER
         self._max_aside = max_abandoned
         self._tear_down = tear_down
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,8 +150,20 @@ class EngineClient:
             raise InternalError("a job ran before the set-up", rank=self.rank)
         return native
 
-    def move(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Make one native call that moves bytes, on the thread of a job, and time it.
+    def move(self, method: Callable[..., T], *args: Any) -> T:
+        """Make one native call that moves bytes, on the thread of a job.
+
+        Raises:
+            MemoryLostError: Memory that it names is not shared with the stand-alone client any
+                more; other keys of the call may be stored or read.
+        """
+        answer = self.timed(method, *args)
+        if self._shared is not None:
+            self._shared.check(self.native_object, args, answer)
+        return answer
+
+    def timed(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Make one native call that moves bytes, and leave its answer to the caller.
 
         One that took too long may go on in the transport, so the store is tainted by it.
         """
@@ -134,7 +172,7 @@ class EngineClient:
             return method(*args, **kwargs)
         finally:
             seconds = time.monotonic() - began
-            if seconds >= TAINT_AFTER:
+            if seconds >= self._taint_after:
                 self.gate.taint(f"a transfer was in the engine for {seconds:.0f} s")
 
     def keep_until_gone(self, thing: object) -> None:
@@ -186,7 +224,7 @@ class EngineClient:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, waiter)
 
-        call = Call(name, fn, args, on_done)
+        call = Call(name, self._mended(fn), args, on_done)
         try:
             if not bounded:
                 self.gate.check_abandoned(name)
@@ -220,8 +258,9 @@ class EngineClient:
         self,
         lane: Lane,
         name: str,
-        fn: Callable[..., T],
-        *args: Any,
+        fn: Job,
+        items: Sequence[Any],
+        *,
         done: Callable[[Call], None],
         over: Callable[[], None],
         reads: bool = False,
@@ -242,7 +281,7 @@ class EngineClient:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, call)
 
-        call = Call(name, fn, args, on_done)
+        call = Call(name, self._mended(fn), (items,), on_done)
         self.gate.check_abandoned(name)
         self.gate.enter(call, reads=reads)
         self._submit(lane, call)
@@ -288,10 +327,26 @@ class EngineClient:
         """Note how long the loop took to hear of the end of a call."""
         self.longest_lag = max(self.longest_lag, time.monotonic() - call.finished)
 
-    def run_blocking(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
+    def run_blocking(
+        self,
+        name: str,
+        fn: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        reads: bool = False,
+    ) -> T:
         """Run a blocking job on the calling thread, through the gate."""
-        self.gate.check_abandoned(name)
-        return self.ask(name, fn, *args, reads=reads)
+        gate = self.gate
+        fn = self._mended(fn)
+        gate.check_abandoned(name)
+        visit = Visit(name, self._over)
+        gate.enter(visit, reads=reads)
+        try:
+            return fn(*args, **kwargs) if kwargs else fn(*args)
+        finally:
+            visit.finished = visit.started
+            self._over(visit)
 
     def ask(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
         """Run a job that can't get stuck on the calling thread, through the gate."""
@@ -300,6 +355,10 @@ class EngineClient:
         call.run()
         call.on_done(call)
         return call.outcome()  # type: ignore[no-any-return]
+
+    def _mended(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """Make a job of a dummy client begin again where that cures it."""
+        return fn if self._shared is None else partial(mended, fn)
 
     def _submit(self, lane: Lane, call: Call) -> None:
         try:
@@ -463,9 +522,17 @@ class EngineClient:
                     raise last.error
         except BaseException as exc:  # noqa: BLE001  # whoever waits for the end gets it
             error = exc
+        if self._tear_down is None and self.native is not None:
+            self._forget(self.native)
         untrack(self)
         self.native = None
+        if self._tear_down is not None:
+            for thing in self._kept.values():
+                if isinstance(thing, Forgettable):
+                    thing.drop()
         self._kept.clear()
+        if self._shared is not None:
+            self._shared.free_unused()
         if self._tear_down is not None:
             give_memory_back()
         self.gate.closed()
@@ -473,6 +540,14 @@ class EngineClient:
             closing.set_result(None)
         else:
             closing.set_exception(error)
+
+    def _forget(self, native: NativeStore) -> None:
+        """Let an engine that lives on forget our memory; not one that its owner has closed."""
+        if native.health_check() == _CLOSED or self.gate.tainted is not None:
+            return
+        for thing in list(self._kept.values()):
+            if isinstance(thing, Forgettable):
+                thing.forget(native)
 
     def __repr__(self) -> str:
         return f"<EngineClient {self.gate!r}>"

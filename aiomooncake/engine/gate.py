@@ -112,7 +112,8 @@ class Gate:
         with self._lock:
             self._inside.pop(call, None)
             self._given_up.discard(call)
-            if not self._inside:
+            # Nobody waits for that before the gate is shut.
+            if not self._inside and self.state is not State.OPEN:
                 self._empty.notify_all()
 
     def note_abandoned(self, call: Call) -> None:

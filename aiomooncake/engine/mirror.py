@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from aiomooncake.errors import InvalidArgumentError, WrongLoopError
+from aiomooncake.config import ReplicateConfig
+from aiomooncake.engine.combining import Combiner
+from aiomooncake.errors import InvalidArgumentError, NotSupportedError, WrongLoopError
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
-__all__ = ["BlockingMirror", "EngineMirror"]
+__all__ = ["BlockingMirror", "EngineMirror", "is_read"]
 
 # One native object has one life, and the store lives it.
 _LIFE = {
@@ -27,15 +30,33 @@ _METADATA = frozenset(
     {"get_hostname", "get_size", "get_replica_desc", "batch_get_replica_desc"}
     | {"get_offload_rpc_read_count"}
 )
+# What a dummy client answers only with "nothing", or a bare -600 or -1.
+_NOT_FOR_DUMMIES = frozenset(
+    {"get_replica_desc", "batch_get_replica_desc"}
+    | {"batch_get_session_start", "batch_get_session_end", "batch_get_into_multi_buffer_ranges"}
+    | {"batch_put_session_start", "batch_put_session_end", "batch_put_session_revoke"}
+    | {"batch_put_from_multi_buffer_ranges", "mount_segment", "unmount_segment"}
+    | {"allocate_and_mount_segment", "unmount_and_free_segment", "unmount_local_disk_segment"}
+)
+# What goes through memory of the engine's own. Tensors do too, unless they name their memory.
+_BY_VALUE = frozenset(
+    {"get", "get_batch", "get_buffer", "batch_get_buffer"}
+    | {"put", "put_batch", "put_parts", "upsert", "upsert_batch", "upsert_parts"}
+)
 
 
 class _Mirror:
     def __init__(
-        self, client: EngineClient, methods: frozenset[str], address_methods: frozenset[str]
+        self,
+        client: EngineClient,
+        methods: frozenset[str],
+        address_methods: frozenset[str],
+        convert: Callable[[ReplicateConfig], object],
     ) -> None:
         self._client = client
         self._methods = methods
         self._address_methods = address_methods
+        self._convert = convert
 
     def __dir__(self) -> list[str]:
         return sorted(self._methods)
@@ -51,31 +72,49 @@ class _Mirror:
 
     def _job(self, name: str) -> Callable[..., Any]:
         client = self._client
-        moves = _reads(name) or name in self._address_methods or "put" in name or "upsert" in name
+        writes = "put" in name or "upsert" in name
+        moves = is_read(name) or name in self._address_methods or writes
+        convert = self._convert
+
+        def native(given: Any) -> Any:
+            return convert(given) if type(given) is ReplicateConfig else given
 
         def job(*args: Any, **kwargs: Any) -> Any:
+            if writes:
+                args = tuple(map(native, args))
+                kwargs = {option: native(given) for option, given in kwargs.items()}
             if name in _LIFE:
                 raise InvalidArgumentError(
                     f"{name} is not to be called by hand, the store does it: use {_LIFE[name]}",
                     rank=client.rank,
                 )
+            if client.dummy and name in _NOT_FOR_DUMMIES:
+                raise NotSupportedError(
+                    f"a dummy client can't do {name}: connect to the master instead, without "
+                    "client_server_address",
+                    rank=client.rank,
+                )
+            if not client.by_value and _is_by_value(name):
+                raise NotSupportedError(
+                    f"{name} of a dummy client moves values through memory that the engine shares "
+                    "of itself: connect with mem_pool_size= for it, or use the store's own verbs, "
+                    "which need none",
+                    rank=client.rank,
+                )
             method = getattr(client.native_object, name)
             if moves:
-                return client.move(method, *args, **kwargs)
+                return client.timed(method, *args, **kwargs)
             return method(*args, **kwargs)
 
         return job
 
 
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _is_by_value(name: str) -> bool:
+    return name in _BY_VALUE or ("tensor" in name and not name.endswith(("_from", "_into")))
 
 
-def _reads(name: str) -> bool:
+def is_read(name: str) -> bool:
+    """Tell whether a method brings bytes of values in."""
     return name.startswith(_READS) and name not in _METADATA
 
 
@@ -96,7 +135,7 @@ class EngineMirror(_Mirror):
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await client.run(
-                client.small, name, lambda: job(*args, **kwargs), reads=_reads(name), drain=drain
+                client.small, name, lambda: job(*args, **kwargs), reads=is_read(name), drain=drain
             )
 
         call.__name__ = call.__qualname__ = name
@@ -106,23 +145,43 @@ class EngineMirror(_Mirror):
 class BlockingMirror(_Mirror):
     """The binding's methods for threads without a loop: raw and blocking, through the same gate.
 
-    It runs on the calling thread. Not for a thread that runs an event loop.
+    It runs on the calling thread. Not for a thread that runs an event loop. Threads that ask
+    ``is_exist`` or ``batch_is_exist`` at the same time share one question.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check(name)
-        client, job = self._client, self._job(name)
+        client, job, reads = self._client, self._combined(name), is_read(name)
+        # As little as possible in a call: the native one leaves cold caches behind, and each
+        # microsecond of Python costs four.
+        in_loop, run = asyncio._get_running_loop, client.run_blocking
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _in_loop():
+            if in_loop() is not None:
                 raise WrongLoopError(
                     f"store.blocking.{name} would stop the event loop that runs in this thread; "
                     f"use await store.engine.{name}(…) here",
                     rank=client.rank,
                 )
-            return client.run_blocking(name, lambda: job(*args, **kwargs), reads=_reads(name))
+            return run(name, job, args, kwargs, reads=reads)
 
         call.__name__ = call.__qualname__ = name
+        self.__dict__[name] = call  # the next look-up does not come here
         return call
+
+    def _combined(self, name: str) -> Callable[..., Any]:
+        job = self._job(name)
+        if name == "batch_is_exist":
+            ask = self._combiner.ask
+
+            def ask_many(*args: Any, **kwargs: Any) -> Any:
+                return job(*args, **kwargs) if kwargs or len(args) != 1 else ask(*args)
+
+            return ask_many
+        return job
+
+    @functools.cached_property
+    def _combiner(self) -> Combiner:
+        return Combiner(self._job("batch_is_exist"))

@@ -36,7 +36,14 @@ from aiomooncake.errors import ForkedProcessError
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
-__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "untrack"]
+__all__ = [
+    "EXIT_GRACE",
+    "check_can_open",
+    "keep_for_ever",
+    "load_engine",
+    "track",
+    "untrack",
+]
 
 log = logging.getLogger("aiomooncake")
 
@@ -125,9 +132,12 @@ def _disarm(binding: Binding) -> None:
     _disarmed = True
 
 
-def _keep_for_ever(native: object) -> None:
-    # A reference that nobody gives back: freeing the object would run its destructor, which
-    # joins threads (at exit) or threads that do not exist (in a forked child).
+def keep_for_ever(native: object) -> None:
+    """Leave a native object as it is until the process ends.
+
+    A reference that nobody gives back: freeing the object would run its destructor, which joins
+    threads (at exit) or threads that do not exist (in a forked child).
+    """
     _inc_ref(native)
 
 
@@ -138,7 +148,7 @@ def _after_fork_in_child() -> None:
         _opened_by_parent = True
         _skip_native_exit_handlers()
     for client in list(_live):
-        _keep_for_ever(client.native)
+        keep_for_ever(client.native)
         client.forked()
     _live.clear()
 
@@ -146,7 +156,7 @@ def _after_fork_in_child() -> None:
 def _at_exit() -> None:
     live = list(_live)
     for client in live:
-        _keep_for_ever(client.native)
+        keep_for_ever(client.native)
         client.gate.shut()
     stuck = live
     try:

@@ -119,6 +119,20 @@ class Call:
         return f"<Call {self.name} {state}>"
 
 
+class Visit(Call):
+    """A call that runs on the thread of its caller: only what the gate asks of a call."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, on_done: Callable[[Call], None]) -> None:
+        # Not by super(): most of the rest is for threads and those who wait.
+        self.name = name
+        self.on_done = on_done
+        self.error = None
+        self.started = time.monotonic()
+        self.finished = 0.0
+
+
 _current = threading.local()
 
 

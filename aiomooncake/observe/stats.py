@@ -42,13 +42,22 @@ class Health:
     """Whether a store can serve, as far as it knows without asking anybody.
 
     Attributes:
-        state: ``"ready"``, ``"master-unreachable"`` (the engine's ping fails), ``"tainted"``
-            (reads are refused), ``"closing"``, ``"closed"`` or ``"forked"`` (this is a forked
-            child of the process that opened the store).
+        state: ``"ready"``, ``"master-unreachable"`` (the engine's ping fails),
+            ``"client-unreachable"`` (a dummy client's ping of its stand-alone client fails),
+            ``"tainted"`` (reads are refused), ``"closing"``, ``"closed"`` or ``"forked"`` (this is
+            a forked child of the process that opened the store).
         detail: One sentence for people.
     """
 
-    state: Literal["ready", "master-unreachable", "tainted", "closing", "closed", "forked"]
+    state: Literal[
+        "ready",
+        "master-unreachable",
+        "client-unreachable",
+        "tainted",
+        "closing",
+        "closed",
+        "forked",
+    ]
     detail: str
 
     @property

@@ -6,6 +6,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from aiomooncake import Store
 from aiomooncake.engine.binding import NativeStore, load_binding
 
 LEASE = 1.0  # seconds
@@ -51,3 +54,16 @@ class Engine:
 
 class _Options:
     replica_num = 1
+
+
+def target_of(store: Store) -> str:
+    """Return what connects another store to the same cluster in the same way."""
+    assert store.config is not None
+    if store.config.client_server_address is not None:
+        return f"mooncake://?client_server_address={store.config.client_server_address}"
+    return store.config.master_server_address
+
+
+# A dummy client moves values only through memory that it shares with another process: none of the
+# caller's own, and views are copies.
+IN_OUR_MEMORY = pytest.mark.parametrize("store", ["memory", "real"], indirect=True)

@@ -27,7 +27,7 @@ from aiomooncake import (
     Store,
 )
 from aiomooncake.engine.binding import find_methods
-from tests.contract.engines import Memory
+from tests.contract.engines import IN_OUR_MEMORY, Memory, target_of
 
 KB, MB = 1 << 10, 1 << 20
 TOO_LARGE = 256 * MB  # for any segment of the shared store
@@ -212,6 +212,7 @@ async def test_the_same_large_memory_may_be_put_under_many_keys_at_once(
     await store.remove_many(values, force=True)
 
 
+@IN_OUR_MEMORY
 async def test_large_memory_may_be_registered_by_the_caller(store: Store, key: str) -> None:
     value: Any = np.frombuffer(content(9 * MB), np.uint8)
     address = value.ctypes.data + 4096
@@ -519,6 +520,7 @@ async def test_pieces_of_large_values_keep_to_the_options(store: Store, key: str
 # --- raw --------------------------------------------------------------------------------------
 
 
+@IN_OUR_MEMORY
 async def test_the_engine_is_there_with_its_own_codes(store: Store, key: str, other: str) -> None:
     engine = store.engine
     assert await engine.put(key, b"one") == 0
@@ -572,6 +574,7 @@ async def test_nobody_ends_the_engine_by_hand(store: Store, key: str, name: str)
 # --- what it shows ----------------------------------------------------------------------------
 
 
+@IN_OUR_MEMORY
 async def test_stats_count_bytes_calls_and_errors(
     store: Store, keys: Callable[[int], list[str]]
 ) -> None:
@@ -666,7 +669,7 @@ async def test_a_failure_is_never_a_miss(
 async def test_a_store_without_a_local_buffer_does_all_the_same(
     request: pytest.FixtureRequest, store: Store, open_store: Any, keys: Any
 ) -> None:
-    target = store.config.master_server_address  # type: ignore[union-attr]
+    target = target_of(store)
     bare = await open_store(target, global_segment_size=32 * MB, local_buffer_size=0)
     small, large, over, many = wanted = keys(4)
     await bare.put(small, b"v")

@@ -28,6 +28,7 @@ from aiomooncake import (
 )
 from aiomooncake.buffers import Buffer, Slice
 from tests.adversity.processes import run_scene
+from tests.contract.engines import IN_OUR_MEMORY, target_of
 from tests.contract.zero_copy_scenes import buffers_are_left_behind, views_outlive_the_store
 
 KB, MB = 1 << 10, 1 << 20
@@ -264,6 +265,54 @@ async def test_put_many_from_stores_the_others_and_names_the_keys_that_failed(
     assert await store.exists_many([small, huge]) == [True, False]
 
 
+async def test_pieces_of_memory_need_not_be_as_large_as_their_values(
+    store: Store, keys: Callable[[int], list[str]], buffer: Buffer
+) -> None:
+    """The engine refuses such memory, without a hint whether it was too large, and only that."""
+    small, exact, large, one, gone = keys(5)
+    value = content(1000)
+    await store.put_many(dict.fromkeys((small, exact, large, one), value))
+    filled(buffer, b"." * 10_000)
+    items: Any = {
+        small: [buffer[0:500], buffer[500:900]],
+        exact: [buffer[1000:1001], buffer[1001:2000]],
+        large: [buffer[2000:2300], buffer[3000:3900], buffer[4000:4100]],
+        gone: [buffer[5000:5001], buffer[5002:5003]],
+        one: buffer[6000:7100],
+    }
+    answers = await store.get_many_into(items, return_exceptions=True)
+    assert answers[1:] == [1000, 1000, None, 1000]
+    assert isinstance(answers[0], BufferTooSmallError)
+    assert "1000 bytes, the memory 900" in str(answers[0])
+    expected = bytearray(b"." * 10_000)
+    expected[1000:2000] = expected[6000:7000] = value
+    expected[2000:2300], expected[3000:3700] = value[:300], value[300:]
+    assert bytes_of(buffer[:10_000]) == expected
+
+
+@pytest.mark.parametrize("pieces", [2, 64])
+async def test_many_values_in_many_pieces(
+    store: Store, keys: Callable[[int], list[str]], buffer: Buffer, pieces: int
+) -> None:
+    filled(buffer, content(1 * MB))
+    wanted = keys(40)
+    size = 12 * KB // pieces
+    async with store.allocate("1MiB") as target:
+        for from_memory, move in ((buffer, store.put_many_from), (target, store.get_many_into)):
+            await move(
+                {
+                    key: [
+                        # Not one behind the other: the pieces of all keys are interleaved.
+                        from_memory[(j * 40 + i) * size : (j * 40 + i + 1) * size]
+                        for j in range(pieces)
+                    ]
+                    for i, key in enumerate(wanted)
+                }
+            )
+        moved = 40 * pieces * size
+        assert bytes_of(target[:moved]) == bytes_of(buffer[:moved])
+
+
 async def test_errors_that_are_kept_hold_no_memory(
     store: Store, key: str, eventually: Any, no_collections: None
 ) -> None:
@@ -325,6 +374,7 @@ async def test_wrapped_memory_outlives_its_registration(store: Store) -> None:
     assert array_.sum() == 7 * MB
 
 
+@IN_OUR_MEMORY
 async def test_memory_of_a_closed_buffer_is_the_callers_again(store: Store) -> None:
     memory = bytearray(b"abc")
     buffer = await store.register(memory)
@@ -337,6 +387,7 @@ async def test_memory_of_a_closed_buffer_is_the_callers_again(store: Store) -> N
         bytes(buffer.view)
 
 
+@IN_OUR_MEMORY
 async def test_a_released_view_leaves_the_memory_in_place(store: Store, key: str) -> None:
     """Releasing the buffer's own view once unmapped memory that the engine knew."""
     async with store.allocate(1 * MB) as buffer:
@@ -374,6 +425,7 @@ def mapped(data: bytes) -> mmap.mmap:
     return memory
 
 
+@IN_OUR_MEMORY
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
 async def test_memory_of_the_callers_own_is_registered_where_it_is(
     store: Store, key: str, make: Callable[[], Any]
@@ -390,6 +442,7 @@ async def test_memory_of_the_callers_own_is_registered_where_it_is(
     assert memoryview(thing).tobytes() == before
 
 
+@IN_OUR_MEMORY
 async def test_memory_is_registered_by_its_address(store: Store, key: str) -> None:
     tensor: Any = np.frombuffer(bytearray(content(5000)), np.uint8)
     async with store.register(address=tensor.ctypes.data, nbytes=5000, owner=tensor) as buffer:
@@ -405,6 +458,7 @@ async def test_memory_is_registered_by_its_address(store: Store, key: str) -> No
         buffer[1:2].__buffer__(0)
 
 
+@IN_OUR_MEMORY
 async def test_memory_by_its_address_can_be_kept_alive_by_its_owner(store: Store) -> None:
     gone = threading.Event()
 
@@ -427,6 +481,7 @@ async def test_memory_by_its_address_can_be_kept_alive_by_its_owner(store: Store
     assert gone.is_set()
 
 
+@IN_OUR_MEMORY
 async def test_registered_memory_can_not_be_resized(store: Store) -> None:
     grown = bytearray(100)
     async with store.register(grown):
@@ -485,6 +540,7 @@ async def test_memory_that_is_not_registered_is_refused(
     assert store.stats().calls == calls
 
 
+@IN_OUR_MEMORY
 async def test_read_only_memory_is_stored_but_never_written(store: Store, key: str) -> None:
     value = content(300 * KB)
     async with store.register(value) as buffer:
@@ -555,6 +611,7 @@ async def test_a_size_that_makes_no_sense_is_refused(store: Store, size: Any) ->
         await store.allocate(size)
 
 
+@IN_OUR_MEMORY
 async def test_memory_that_is_registered_already_is_refused(store: Store) -> None:
     memory = memoryview(bytearray(100 * KB))
     async with store.register(memory):
@@ -632,6 +689,7 @@ async def test_a_range_ends_with_the_value(store: Store, key: str, buffer: Buffe
 # --- progress ---------------------------------------------------------------------------------
 
 
+@IN_OUR_MEMORY
 async def test_large_moves_go_in_pieces_and_tell_of_it(store: Store, key: str) -> None:
     loop_thread = threading.get_ident()
     told: list[tuple[int, int]] = []
@@ -688,6 +746,7 @@ def is_at(kept: object, address: int) -> bool:
     return isinstance(kept, Buffer) and kept.address == address
 
 
+@IN_OUR_MEMORY
 async def test_a_cancelled_scope_unregisters_its_buffers(store: Store) -> None:
     """With anyio every await of a scope is cancelled, also that of the end of the block."""
     memory = bytearray(64 * KB)
@@ -699,6 +758,7 @@ async def test_a_cancelled_scope_unregisters_its_buffers(store: Store) -> None:
         pass
 
 
+@IN_OUR_MEMORY
 async def test_a_cancelled_registration_leaves_nothing_registered(store: Store) -> None:
     """The memory was let go of, while the engine still knew it."""
     memory = bytearray(64 * KB)
@@ -718,10 +778,11 @@ async def test_a_cancelled_registration_leaves_nothing_registered(store: Store) 
             pass
 
 
+@IN_OUR_MEMORY
 async def test_a_store_may_be_closed_with_its_buffers_open(
     store: Store, open_store: Any, key: str
 ) -> None:
-    target = store.config.master_server_address  # type: ignore[union-attr]
+    target = target_of(store)
     mine = await open_store(target, global_segment_size=16 * MB, local_buffer_size=0)
     buffer, other = await mine.allocate(1 * MB), await mine.register(bytearray(100))
     await mine.put_from(key, buffer)
@@ -755,6 +816,11 @@ def room(store: Store) -> int:
     return store._views.room
 
 
+def all_room(store: Store) -> int:
+    """Half of the local buffer; none of it in a dummy client, whose views are copies."""
+    return 0 if store._transfers.shared is not None else 8 * MB
+
+
 @pytest.fixture(autouse=True)
 async def nothing_is_left(store: Store) -> AsyncIterator[None]:
     """Leave the next test all of the segment: a master that is short of room lets values go."""
@@ -768,7 +834,7 @@ def no_room_lost(store: Store) -> Iterator[None]:
     before = room(store)
     yield
     gc.collect()
-    assert room(store) == before == 8 * MB
+    assert room(store) == before == all_room(store)
 
 
 @pytest.mark.parametrize("size", [1, 300 * KB, 8 * MB, 9 * MB, 17 * MB])
@@ -811,6 +877,7 @@ async def test_many_values_are_seen_in_order(
             bytes(view)
 
 
+@IN_OUR_MEMORY
 async def test_views_are_without_a_copy_where_there_is_room(store: Store, key: str) -> None:
     await store.put(key, content(1 * MB))
     async with store.view(key) as one, store.view(key) as two:
@@ -818,6 +885,7 @@ async def test_views_are_without_a_copy_where_there_is_room(store: Store, key: s
         assert seen(one) == seen(two)
 
 
+@IN_OUR_MEMORY
 async def test_the_room_is_given_back(store: Store, key: str) -> None:
     """A thousand views of 1 MB each through 8 MB of room."""
     await store.put(key, content(1 * MB))
@@ -873,6 +941,7 @@ async def test_an_export_that_is_held_does_not_keep_the_others(
     held.release()
 
 
+@IN_OUR_MEMORY
 async def test_a_view_may_be_awaited_and_lives_as_long_as_it_is_held(
     store: Store, key: str, eventually: Any
 ) -> None:
@@ -884,7 +953,7 @@ async def test_a_view_may_be_awaited_and_lives_as_long_as_it_is_held(
         views = await store.view_many([key])
         assert views[0] == view
         del view, views
-    await eventually(lambda: room(store) == 8 * MB)
+    await eventually(lambda: room(store) == all_room(store))
 
 
 async def test_views_that_hold_all_the_room_hold_nobody_up(
@@ -971,13 +1040,13 @@ async def test_cancelled_views_give_their_room_back(
         await asyncio.wait([*tasks, many])
         await tasks[0]
         del tasks, task, many
-    await eventually(lambda: room(store) == 8 * MB)
+    await eventually(lambda: room(store) == all_room(store))
 
 
 async def test_without_a_local_buffer_views_are_copies(
     store: Store, open_store: Any, key: str
 ) -> None:
-    target = store.config.master_server_address  # type: ignore[union-attr]
+    target = target_of(store)
     bare = await open_store(target, global_segment_size=0, local_buffer_size=0)
     for size in (1, 300 * KB, 9 * MB):
         await store.upsert(key, content(size))
@@ -990,7 +1059,7 @@ async def test_without_a_local_buffer_views_are_copies(
 
 @pytest.mark.parametrize("scene", [views_outlive_the_store, buffers_are_left_behind])
 def test_no_end_takes_the_process_down(store: Store, scene: Callable[[str], None]) -> None:
-    address = store.config.master_server_address  # type: ignore[union-attr]
+    address = target_of(store)
     ended = run_scene(scene, address).check(within=20)
     assert ended.out == "fine\n"
 

@@ -6,8 +6,8 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from aiomooncake.engine.inmemory.descriptors import (
@@ -37,6 +37,7 @@ LEASE_EXPIRED: Final = -707
 TRANSFER_FAIL: Final = -800
 RPC_FAIL: Final = -900
 RPC_TIMEOUT: Final = -901
+DFS_UNAVAILABLE: Final = -1601
 
 # The engine's patterns are ECMAScript's: of the groups that begin with "(?" only these exist.
 _FOREIGN_GROUP: Final = re.compile(r"\(\?(?![:=!])")
@@ -52,10 +53,26 @@ _CLASSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Those of the placement options that the in-memory engine acts upon."""
+    """Those of the placement options that the in-memory engine acts upon.
+
+    Attributes:
+        replica_num: Copies, each on a segment of another name.
+        preferred: Names of segments to try first, in this order.
+        groups: A routing group per key of the call, ``""`` for none; None = they are not given.
+    """
 
     replica_num: int = 1
     preferred: tuple[str, ...] = ()
+    groups: tuple[str, ...] | None = None
+
+    def of(self, place: int) -> Placement:
+        """Return the options of one key of the call."""
+        return self if self.groups is None else replace(self, groups=(self.groups[place],))
+
+    @property
+    def group(self) -> str:
+        """The routing group of the single key that these options are of."""
+        return "" if self.groups is None else self.groups[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +98,11 @@ class StoredObject:
     complete: bool
     copies: list[tuple[_Segment, int]] = field(default_factory=list)
     lease_until: float = 0.0
+    group: str = ""
+
+
+def _complete(key: str, owner: object, data: bytes, group: str) -> StoredObject:
+    return StoredObject(key, owner, len(data), data, complete=True, group=group)
 
 
 class InMemoryEngine:
@@ -116,6 +138,7 @@ class InMemoryEngine:
         self._segments: dict[str, _Segment] = {}
         self._numbers = itertools.count(1)
         self._addresses = itertools.count(1 << 40, 1 << 12)
+        self._grown_groups: set[str] = set()  # with a member whose lease was not renewed yet
         self._faults = FaultBoard()
         self._thawed = threading.Event()
         self._thawed.set()
@@ -224,12 +247,17 @@ class InMemoryEngine:
                     del self._objects[stored.key]
 
     def _place(self, stored: StoredObject, placement: Placement) -> int:
-        """Find room, in as many different segments as copies are wanted; fewer are accepted."""
-        roomy = [s for s in self._segments.values() if s.capacity - s.used >= stored.size]
-        roomy.sort(key=lambda s: (s.hostname not in placement.preferred, s.used - s.capacity))
-        for segment in roomy[: placement.replica_num]:
-            segment.used += stored.size
-            stored.copies.append((segment, next(self._addresses)))
+        """Find room, under as many names as copies are wanted; fewer are accepted."""
+        segments = [s for s in self._segments.values() if s.capacity - s.used >= stored.size]
+        segments.sort(key=lambda s: s.used - s.capacity)
+        roomy: dict[str, _Segment] = {}
+        for segment in segments:
+            # Several segments of one client have one name.
+            roomy.setdefault(segment.hostname, segment)
+        names = dict.fromkeys([*placement.preferred, *roomy])
+        for name in [name for name in names if name in roomy][: placement.replica_num]:
+            roomy[name].used += stored.size
+            stored.copies.append((roomy[name], next(self._addresses)))
         return OK if stored.copies else NO_AVAILABLE_HANDLE
 
     def _drop(self, stored: StoredObject) -> None:
@@ -246,20 +274,29 @@ class InMemoryEngine:
         with self._lock:
             if key in self._objects:
                 return OK
-            return self._add(StoredObject(key, owner, len(data), data, complete=True), placement)
+            return self._add(_complete(key, owner, data, placement.group), placement)
 
     def upsert(self, owner: object, key: str, data: bytes, placement: Placement) -> int:
-        """Store or replace a value. A replacement of another size that finds no room loses both."""
+        """Store or replace a value. A replacement of another size that finds no room loses both.
+
+        One of the same size stays where it is, whatever the placement says. The routing group of
+        a key can't be changed.
+        """
         if not key:
             return INVALID_PARAMS
+        group = placement.group
         with self._lock:
             stored = self._objects.get(key)
             if stored is not None:
+                if placement.groups is not None and group != stored.group:
+                    return INVALID_PARAMS
                 if stored.complete and stored.size == len(data):
                     stored.data = data
                     return OK
+                if stored.complete:
+                    group = stored.group
                 self._drop(stored)
-            return self._add(StoredObject(key, owner, len(data), data, complete=True), placement)
+            return self._add(_complete(key, owner, data, group), placement)
 
     def reserve(
         self, owner: object, key: str, size: int, placement: Placement
@@ -270,7 +307,7 @@ class InMemoryEngine:
         with self._lock:
             if key in self._objects:
                 return ALREADY_EXISTS
-            stored = StoredObject(key, owner, size, b"", complete=False)
+            stored = StoredObject(key, owner, size, b"", complete=False, group=placement.group)
             code = self._add(stored, placement)
             if code == OK:
                 stored.data = bytearray(size)
@@ -280,6 +317,8 @@ class InMemoryEngine:
         code = self._place(stored, placement)
         if code == OK:
             self._objects[stored.key] = stored
+            if stored.group:
+                self._grown_groups.add(stored.group)
         return code
 
     def complete(self, stored: StoredObject) -> int:
@@ -313,8 +352,22 @@ class InMemoryEngine:
                 return NOT_FOUND
             if not stored.complete:
                 return REPLICA_NOT_READY
-            stored.lease_until = self.clock() + self.lease_ttl
+            self._renew(stored)
             return stored
+
+    def _renew(self, stored: StoredObject) -> None:
+        """Renew a lease; in a group that of all members, but not when half of it is left."""
+        now = self.clock()
+        members: Iterable[StoredObject] = [stored]
+        if stored.group:
+            if stored.lease_until > now + self.lease_ttl / 2 and (
+                stored.group not in self._grown_groups
+            ):
+                return
+            self._grown_groups.discard(stored.group)
+            members = [each for each in self._objects.values() if each.group == stored.group]
+        for member in members:
+            member.lease_until = now + self.lease_ttl
 
     def describe(self, stored: StoredObject) -> list[ReplicaDescriptor]:
         """Return a descriptor per copy."""

@@ -43,15 +43,17 @@ class SessionCalls(Client):
         """Reserve values; -600 for one that this client has reserved, -705 for any other."""
         names = as_keys(keys)
         placement = read_config(config, len(names), same_node=True)
-        if isinstance(placement, int) or len(names) != len(sizes):
+        if isinstance(placement, int):
+            return [placement] * len(names)
+        if len(names) != len(sizes):
             return [INVALID_PARAMS] * len(names)
         open_before = set(self._puts)
         codes = []
-        for key, size in zip(names, sizes, strict=True):
+        for place, (key, size) in enumerate(zip(names, sizes, strict=True)):
             if key in open_before:
                 codes.append(INVALID_PARAMS)
                 continue
-            stored = self._engine.reserve(self, key, size, placement)
+            stored = self._engine.reserve(self, key, size, placement.of(place))
             codes.append(stored if isinstance(stored, int) else OK)
             if not isinstance(stored, int):
                 self._puts[key] = stored

@@ -121,10 +121,12 @@ class ValueCalls(Client):
             return placement
         if len(keys) != len(data) or not self._local.fits(*map(len, data)):
             return INVALID_PARAMS
-        first: dict[str, bytes] = {}
-        for key, value in zip(keys, data, strict=True):
-            first.setdefault(key, value)
-        codes = [int(write(self, key, value, placement)) for key, value in first.items()]
+        first: dict[str, int] = {}
+        for place, key in enumerate(keys):
+            first.setdefault(key, place)
+        codes = [
+            int(write(self, key, data[place], placement.of(place))) for key, place in first.items()
+        ]
         return next((wrong for wrong in codes if wrong), OK)
 
     @native(_no_bytes_list, unset=_one_no_bytes)

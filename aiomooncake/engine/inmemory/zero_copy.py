@@ -106,15 +106,16 @@ class ZeroCopyCalls(Client):
         write: Any,
     ) -> list[int]:
         placement = read_config(config, len(keys), same_node=False)
-        if isinstance(placement, int) or not len(keys) == len(ptrs) == len(sizes):
+        if isinstance(placement, int):
+            return [placement] * len(keys)
+        if not len(keys) == len(ptrs) == len(sizes):
             return [INVALID_PARAMS] * len(keys)
-        last = {key: (ptr, size) for key, ptr, size in zip(keys, ptrs, sizes, strict=True)}
-        codes = {
-            key: int(write(self, key, read_memory(ptr, size), placement))
-            if size > 0
-            else INVALID_PARAMS
-            for key, (ptr, size) in last.items()
-        }
+        codes: dict[str, int] = {}
+        for key, place in {key: place for place, key in enumerate(keys)}.items():
+            codes[key] = INVALID_PARAMS
+            if sizes[place] > 0:
+                data = read_memory(ptrs[place], sizes[place])
+                codes[key] = write(self, key, data, placement.of(place))
         return [codes[key] for key in keys]
 
     @native(code_per_key, unset=empty_list)
@@ -128,15 +129,18 @@ class ZeroCopyCalls(Client):
         """Return a code per key; of a key given twice the first value is stored."""
         names = as_keys(keys)
         placement = read_config(config, len(names), same_node=True)
-        if isinstance(placement, int) or not len(names) == len(all_buffer_ptrs) == len(all_sizes):
+        if isinstance(placement, int):
+            return [placement] * len(names)
+        if not len(names) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID_PARAMS] * len(names)
         codes = []
-        for key, ptrs, sizes in zip(names, all_buffer_ptrs, all_sizes, strict=True):
+        pieces = zip(names, all_buffer_ptrs, all_sizes, strict=True)
+        for place, (key, ptrs, sizes) in enumerate(pieces):
             if len(ptrs) != len(sizes) or not any(sizes):
                 codes.append(INVALID_PARAMS)
                 continue
             data = b"".join([read_memory(*piece) for piece in zip(ptrs, sizes, strict=True)])
-            codes.append(self._engine.put(self, key, data, placement))
+            codes.append(self._engine.put(self, key, data, placement.of(place)))
         return codes
 
     @native(code)

@@ -1,0 +1,529 @@
+"""How a store is opened: what is waited for, set up and tried again, in what order."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from aiomooncake._hosts import check_hostname, check_rdma, route_address
+from aiomooncake._values import mask_secrets
+from aiomooncake.cluster import LocalCluster
+from aiomooncake.config import StoreConfig, Target, parse_target, split_address
+from aiomooncake.engine.binding import (
+    Binding,
+    find_address_methods,
+    find_methods,
+    load_binding,
+    native_replicate_config,
+)
+from aiomooncake.engine.client import EngineClient
+from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
+from aiomooncake.engine.lifecycle import (
+    DummyLifecycle,
+    Lifecycle,
+    RealLifecycle,
+    prepare_environment,
+)
+from aiomooncake.engine.options import check_dummy_options
+from aiomooncake.engine.process import check_can_open, load_engine
+from aiomooncake.engine.shared import SharedMemory
+from aiomooncake.engine.turnstile import Turnstile
+from aiomooncake.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    SetupError,
+    SetupTimeoutError,
+    code_name,
+    rank_label,
+)
+from aiomooncake.master import failure_reason, http_get, probe_alive, probe_tcp
+from aiomooncake.store import Store
+from aiomooncake.transfers import Transfers
+from aiomooncake.warmup import WarmupPolicy
+
+if TYPE_CHECKING:
+    from aiomooncake.config import ReplicateConfig
+    from aiomooncake.engine.protocol import NativeStore
+
+__all__ = ["Opener", "make_store", "methods_of", "policy_until"]
+
+log = logging.getLogger("aiomooncake")
+
+Methods = tuple[frozenset[str], frozenset[str]]
+"""All public methods of a binding, and those that name memory of the caller."""
+
+Keep = Callable[["NativeStore"], None]
+S = TypeVar("S", bound=Store)
+
+_set_ups: Final = Turnstile()
+
+_FIRST_DELAY: Final = 0.05
+_LONGEST_DELAY: Final = 1.0
+_PROBE_TIMEOUT: Final = 1.0
+_TELL_EVERY: Final = 10.0
+# A set-up that fails this often while the other side answers fails for another reason.
+_FAILED_SET_UPS: Final = 4
+_INVALID: Final = -600
+_UNABLE_OFFLOAD: Final = -1300
+_RPC_FAILED: Final = -900
+_MARGIN: Final = 0.05
+
+
+@dataclass(slots=True)
+class Opener:
+    """One connect while it runs; it knows what is being waited for."""
+
+    rank: int | str | None
+    timeout: float
+    warmup: bool | WarmupPolicy | None
+    engine: InMemoryEngine | None
+    transfer_engine: object | None
+    private_master: LocalCluster | None = None  # that ends with the store
+    place: str = ""
+    doing: str = "starting"
+    trouble: str = ""
+    tries: int = 0
+
+    async def open(self, target: str | StoreConfig | None, overrides: dict[str, Any]) -> Store:
+        """Open the store; what :func:`aiomooncake.connect` awaits."""
+        if not _is_positive(self.timeout):
+            raise InvalidArgumentError(
+                f"timeout must be a positive number of seconds, not {self.timeout!r}",
+                rank=self.rank,
+            )
+        if target is None:
+            # It may name a file, and the file may be on a slow disk.
+            target = await anyio.to_thread.run_sync(
+                _config_of_environment, overrides.get("client_server_address")
+            )
+        parsed = parse_target(target)
+        self.place = parsed.address or parsed.kind
+        store: Store | None = None
+        with anyio.move_on_after(self.timeout) as scope:
+            store = await self._open(parsed, overrides)
+            try:
+                if self.warmup:
+                    await self._warm_up(store, scope)
+            except BaseException:
+                # In the background: the caller has waited long enough.
+                store._client.begin_close()  # noqa: SLF001  # it is ours
+                raise
+        if scope.cancelled_caught or store is None:
+            self._give_up()
+        return store
+
+    async def _open(self, parsed: Target, overrides: dict[str, Any]) -> Store:
+        if self.engine is not None or parsed.kind == "memory":
+            engine = self.engine or InMemoryEngine.named(parsed.address)
+            return await self._open_in_memory(engine, parsed.to_config(**overrides))
+        check_can_open(self.rank)
+        if importlib.util.find_spec("mooncake") is None:
+            # Not worth waiting for a master; it tells what is missing.
+            load_binding()
+        if parsed.kind == "master":
+            config = parsed.to_config(**overrides)
+            if config.client_server_address is not None:
+                return await self._open_dummy(config, config.client_server_address)
+            return await self._open_real(config)
+        self.doing = "starting a private master"
+        # A bad override is told before the start.
+        config = parsed.to_config("127.0.0.1:1", **overrides)
+        if config.client_server_address is not None:
+            raise ConfigError(
+                "local:// starts a master for this store alone, and client_server_address names a "
+                "process that has a master already: give one of them",
+                rank=self.rank,
+            )
+        cluster = LocalCluster()
+        await cluster.start()
+        try:
+            config = parsed.to_config(
+                cluster.address,
+                **{
+                    "local_hostname": "127.0.0.1",
+                    "master_metrics_port": cluster.metrics_port,
+                    **overrides,
+                },
+            )
+            store = await self._open_real(config)
+        except BaseException:
+            await cluster.stop()
+            raise
+        # Not before: a set-up that fails must leave the master to the next try.
+        self.private_master = cluster
+        return store
+
+    # ------------------------------------------------------------------ kinds of clients
+
+    async def _open_in_memory(self, engine: InMemoryEngine, config: StoreConfig) -> Store:
+        client = EngineClient(
+            rank=self.rank,
+            threads=config.threads,
+            max_abandoned=config.max_abandoned,
+            tear_down=lambda native: native.close(),
+            guarded=False,
+        )
+
+        def set_up(keep: Keep) -> int:
+            native = InMemoryStore(engine)
+            keep(native)
+            return native.setup(
+                config.local_hostname or "127.0.0.1",
+                config.metadata_server,
+                config.global_segment_size,
+                config.local_buffer_size,
+                config.protocol,
+                config.device_name,
+                config.master_server_address,
+            )
+
+        self.doing = "setting up the in-memory engine"
+        code = await self._set_up(client, set_up)
+        if code != 0:
+            self._refused(config, config.local_hostname or "", code)
+        return make_store(
+            Store,
+            client,
+            config,
+            methods_of(InMemoryStore),
+            lambda given: given,
+            registered_only=config.protocol != "tcp",
+        )
+
+    async def _open_real(self, config: StoreConfig) -> Store:
+        master: tuple[str, int] | None = None
+        if "://" not in config.master_server_address:
+            master = split_address(config.master_server_address, field="master_server_address")
+            await self._wait_for_master(*master, config.master_metrics_port)
+        hostname = await self._hostname(config, master)
+        if config.protocol == "rdma":
+            await anyio.to_thread.run_sync(check_rdma, self.rank)
+        binding = await self._load_engine(config)
+        lifecycle = RealLifecycle(binding, config, hostname, self.transfer_engine)
+        if master is not None and (lifecycle.entry is None or self.transfer_engine is not None):
+            # This set-up will stop the loop for as long as it takes: not against a frozen master.
+            await self._wait_for_master(*master, config.master_metrics_port, probe=probe_alive)
+        self.doing = f"setting up the engine against {config.master_server_address}"
+        client = await self._set_up_native(
+            config, lifecycle, partial(self._refused, config, hostname)
+        )
+        return make_store(
+            Store,
+            client,
+            config,
+            (binding.methods, binding.address_methods),
+            partial(native_replicate_config, binding),
+            registered_only=config.protocol != "tcp",
+        )
+
+    async def _open_dummy(self, config: StoreConfig, address: str) -> Store:
+        """Open a dummy client: a stand-alone client process on this host does the work."""
+        if self.transfer_engine is not None:
+            raise InvalidArgumentError(
+                "transfer_engine= is for a client of this process; with client_server_address the "
+                "engine is in the other process: leave one of them out",
+                rank=self.rank,
+            )
+        self.place = address
+        check_dummy_options(config)
+        host, port = split_address(address, field="client_server_address")
+        # Alive, and not only there: a set-up against a frozen process waits for 30 s.
+        await self._wait_for("the stand-alone client", host, port, probe=probe_alive)
+        binding = await self._load_engine(config)
+        shared = await anyio.to_thread.run_sync(SharedMemory, binding, config, self.rank)
+        lifecycle = DummyLifecycle(binding, config, (host, port), shared)
+        self.doing = f"setting up a dummy client of {address}"
+        client = await self._set_up_native(
+            config, lifecycle, partial(self._refused_by_client, address, port), shared
+        )
+        return make_store(
+            Store,
+            client,
+            config,
+            (binding.methods, binding.address_methods),
+            partial(native_replicate_config, binding),
+            registered_only=True,
+            shared=shared,
+        )
+
+    async def _load_engine(self, config: StoreConfig) -> Binding:
+        self.doing = "loading the engine"
+        prepare_environment(config)
+        return await anyio.to_thread.run_sync(load_engine, abandon_on_cancel=True)
+
+    async def _set_up_native(
+        self,
+        config: StoreConfig,
+        lifecycle: Lifecycle,
+        refused: Callable[[int], NoReturn],
+        shared: SharedMemory | None = None,
+    ) -> EngineClient:
+        """Set up a client; a try that fails is made again with a fresh object."""
+
+        def tear_down(native: NativeStore) -> None:
+            try:
+                lifecycle.tear_down(native)
+            finally:
+                if self.private_master is not None:
+                    self.private_master.blocking.stop()
+
+        delay = _FIRST_DELAY
+        self.tries = 0
+        while True:
+            client = EngineClient(
+                rank=self.rank,
+                threads=config.threads,
+                max_abandoned=config.max_abandoned,
+                tear_down=tear_down,
+                guarded=True,
+                shared=shared,
+            )
+            code = await self._set_up(client, lifecycle.setup)
+            if code == 0:
+                return client
+            self.tries += 1
+            self.trouble = f"the engine answered {code} {code_name(code)}"
+            if code in (_INVALID, _UNABLE_OFFLOAD) or self.tries >= _FAILED_SET_UPS:
+                refused(code)
+            await anyio.sleep(delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _set_up(self, client: EngineClient, set_up: Callable[[Keep], int]) -> int:
+        """Run one set-up; whatever does not become an open client is torn down behind us."""
+        try:
+            async with _set_ups:
+                code = await client.set_up(set_up)
+        except BaseException:
+            client.begin_close()
+            raise
+        if code != 0:
+            client.begin_close()
+        return code
+
+    # ------------------------------------------------------------------ who is there
+
+    async def _wait_for_master(
+        self,
+        host: str,
+        port: int,
+        metrics_port: int | None,
+        *,
+        probe: Callable[[str, int, float], Awaitable[None]] = probe_tcp,
+    ) -> None:
+        async def serves() -> bool:
+            return metrics_port is None or await self._serves(host, metrics_port)
+
+        await self._wait_for("the master", host, port, probe=probe, serves=serves)
+
+    async def _wait_for(
+        self,
+        what: str,
+        host: str,
+        port: int,
+        *,
+        probe: Callable[[str, int, float], Awaitable[None]],
+        serves: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        delay = _FIRST_DELAY
+        self.doing = f"waiting for {what} {host}:{port}"
+        began = anyio.current_time()
+        told = -math.inf
+        while True:
+            self.tries += 1
+            try:
+                await probe(host, port, _PROBE_TIMEOUT)
+                if serves is None or await serves():
+                    return
+            except OSError as exc:
+                self.trouble = failure_reason(exc)
+            waited = anyio.current_time() - began
+            if waited - told >= _TELL_EVERY:
+                told = waited
+                log.warning(
+                    "%swaiting for %s %s:%d: %s (%.0f s of %g s)",
+                    f"[{rank_label(self.rank)}] " if self.rank is not None else "",
+                    what,
+                    host,
+                    port,
+                    self.trouble,
+                    waited,
+                    self.timeout,
+                )
+            await anyio.sleep(delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _serves(self, host: str, metrics_port: int) -> bool:
+        """Ask ``/health``; a master whose metrics port is closed gets the benefit of the doubt."""
+        try:
+            status, body = await http_get(host, metrics_port, "/health", _PROBE_TIMEOUT)
+            answer = json.loads(body)
+        except TimeoutError:
+            self.trouble = f"its metrics port {metrics_port} takes connections but does not answer"
+            return False
+        except (OSError, ValueError):
+            return True
+        if (
+            status == http.client.OK
+            and isinstance(answer, dict)
+            and answer.get("service_ready") is False
+        ):
+            self.trouble = "its /health says that it does not serve yet"
+            return False
+        return True
+
+    async def _hostname(self, config: StoreConfig, master: tuple[str, int] | None) -> str:
+        """Find the address by which peers reach this client."""
+        if config.local_hostname is not None:
+            await check_hostname(config.local_hostname, self.rank)
+            return config.local_hostname
+        if master is not None:
+            return await route_address(*master)
+        raise ConfigError(
+            f"local_hostname is needed with {config.master_server_address.split('://')[0]}://: the "
+            "way to the master is not known beforehand; give an address by which peers reach this "
+            "host (or the master as host:port)",
+            rank=self.rank,
+        )
+
+    # ------------------------------------------------------------------ ends
+
+    async def _warm_up(self, store: Store, scope: anyio.CancelScope) -> None:
+        self.doing = "warming up"
+        await store.warmup(policy_until(scope.deadline, self.warmup))
+
+    def _give_up(self) -> NoReturn:
+        raise SetupTimeoutError(
+            f"connect to {self.place} gave up after {self.timeout:g} s while {self.doing}: "
+            f"{self.trouble or 'no answer yet'}. Is it running there and reachable from "
+            "this host? Start it, correct the address, or allow more time with timeout=",
+            rank=self.rank,
+        )
+
+    def _refused(self, config: StoreConfig, hostname: str, code: int) -> NoReturn:
+        if code == _UNABLE_OFFLOAD:
+            raise SetupError(
+                f"the master {config.master_server_address} does not offload to disk ({code} "
+                f"{code_name(code)}): start it with --enable_offload=true, or leave "
+                "enable_ssd_offload out",
+                code=code,
+                rank=self.rank,
+            )
+        raise SetupError(
+            f"the engine refuses the set-up: {code} {code_name(code)}, although "
+            f"{config.master_server_address} takes connections. The code does not say what is "
+            "wrong. Is that the master's RPC port (not its HTTP port, nor another server)? "
+            + (
+                "Client and master of different versions don't talk: install the same "
+                "wheel on both sides. "
+                if code == _RPC_FAILED
+                else ""
+            )
+            + f"Check local_hostname={hostname!r} (does it name this host?), "
+            f"protocol={config.protocol!r}, device_name={config.device_name!r}, "
+            f"metadata_server={config.metadata_server!r} (does it run?), and that "
+            f"global_segment_size={config.global_segment_size} and local_buffer_size="
+            f"{config.local_buffer_size} bytes fit into memory; MC_LOG_LEVEL=INFO shows the "
+            "engine's own log",
+            code=code,
+            rank=self.rank,
+        )
+
+    def _refused_by_client(self, address: str, port: int, code: int) -> NoReturn:
+        raise SetupError(
+            f"the engine refuses to set up a dummy client: {code} {code_name(code)}, although "
+            f"{address} takes connections. Is that the --port of a mooncake_client (not a master, "
+            "nor another server), of the same version as this wheel? Is it on this host, and in "
+            "this container's network namespace: the two share memory through the Unix socket "
+            f"@mooncake_client_{port}.sock? Does mem_pool_size fit into memory? "
+            "MC_LOG_LEVEL=INFO shows the engine's own log",
+            code=code,
+            rank=self.rank,
+        )
+
+
+def make_store(
+    kind: type[S],
+    client: EngineClient,
+    config: StoreConfig | None,
+    methods: Methods,
+    convert: Callable[[ReplicateConfig], object],
+    *,
+    registered_only: bool,
+    shared: SharedMemory | None = None,
+) -> S:
+    """Put a store on an open client.
+
+    Args:
+        kind: The class of store.
+        client: The open client.
+        config: What it is connected to; None when that is not known.
+        methods: What the binding offers.
+        convert: Makes the binding's placement options of ours.
+        registered_only: The transport moves only registered memory.
+        shared: Where the memory of a dummy client comes from.
+    """
+    transfers = Transfers(
+        client,
+        rank=client.rank,
+        registered_only=registered_only,
+        shared=shared,
+        convert=convert,
+        master=mask_secrets(config.master_server_address) if config is not None else "",
+    )
+    hostname = client.native_object.get_hostname()
+    if not hostname and config is not None:  # a dummy client has none
+        hostname = config.client_server_address or ""
+    return kind(
+        client,
+        transfers,
+        config=config,
+        hostname=hostname,
+        methods=methods[0],
+        address_methods=methods[1],
+    )
+
+
+def methods_of(store_class: type[Any]) -> Methods:
+    """Find the methods of a binding."""
+    return find_methods(store_class), find_address_methods(store_class)
+
+
+def policy_until(
+    deadline: float,
+    warmup: bool | WarmupPolicy | None,  # noqa: FBT001  # as connect takes it
+) -> WarmupPolicy:
+    """Bound a warm-up by a point of the loop's time.
+
+    A little before it, so that what ends is the warm-up, with its history and its diagnosis.
+    """
+    policy = warmup if isinstance(warmup, WarmupPolicy) else WarmupPolicy()
+    left = deadline - anyio.current_time() - _MARGIN
+    if policy.timeout is None or policy.timeout > left:
+        policy = replace(policy, timeout=max(left, _MARGIN))
+    return policy
+
+
+def _config_of_environment(client_server_address: str | None) -> StoreConfig:
+    environ = dict(os.environ)
+    if client_server_address:
+        StoreConfig("", client_server_address=client_server_address)  # checked by its own name
+        # It says where to, so the environment need not, and may say something else.
+        environ.pop("MOONCAKE_CLIENT_SERVER_ADDRESS", None)
+        environ.pop("MOONCAKE_STANDALONE_STORAGE", None)
+        environ["MOONCAKE_CLIENT"] = client_server_address
+    return StoreConfig.from_env(environ)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0

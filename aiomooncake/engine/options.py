@@ -1,0 +1,245 @@
+"""What a set-up asks for, held against what this wheel and this host can give.
+
+Checked before the engine is touched. A wheel does not know the options that came after it: the
+direct way would leave them out silently, and the binding answers ``TypeError`` from inside. And
+where the engine's C++ code throws an exception (a directory that is not there, memory that can't be
+had), the process ends at once, because only the binding could catch it, under the GIL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from aiomooncake.engine.binding import find_setup_parameters
+from aiomooncake.errors import ConfigError, InvalidArgumentError, NotSupportedError
+
+if TYPE_CHECKING:
+    from aiomooncake.config import StoreConfig
+    from aiomooncake.engine.binding import Binding
+
+N = TypeVar("N", int, float)
+
+__all__ = ["check_dummy_options", "check_options"]
+
+_OFFLOAD: Final = ("enable_ssd_offload", "ssd_offload_path")
+_NEWEST: Final = ("tenant_id", "enable_client_http_server", "client_http_port")
+# What the exported setup_real takes, by the end of its mangled argument list.
+_OF_TAIL: Final = {"": (), "bS8_": _OFFLOAD, "bS8_S8_bi": (*_OFFLOAD, *_NEWEST)}
+
+# Options of StoreConfig that not every wheel knows: the value that asks for nothing, what becomes
+# of any other where it is not known, and the first wheel that knows it.
+_LATER: Final = (
+    ("enable_ssd_offload", False, "nothing would be moved to disk", "0.3.10.post2"),
+    ("tenant_id", "default", "it would share its keys with all tenants", "0.3.12.post1"),
+    (
+        "enable_client_http_server",
+        False,
+        "nothing would listen on client_http_port",
+        "0.3.12.post1",
+    ),
+)
+
+# Upstream's defaults, and the numbers in the environment that its file storage refuses.
+_OFFLOAD_PATH: Final = "/data/file_storage"
+_OFFLOAD_BUFFER: Final = 1280 << 20
+_AT_LEAST_ONE: Final = (
+    "MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT",
+    "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
+    "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS",
+    "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
+)
+_OF_BUCKETS: Final = (
+    "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT",
+    "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES",
+)
+_BUCKETS: Final = "bucket_storage_backend"
+_ON_DISK: Final = (_BUCKETS, "file_per_key_storage_backend", "offset_allocator_storage_backend")
+_HIGH, _LOW = "DISK_EVICTION_HIGH_WATERMARK_RATIO", "DISK_EVICTION_LOW_WATERMARK_RATIO"
+
+_MAP_HUGETLB: Final = 0x40000  # Linux's; Python has no name for it
+_HUGE_PAGE: Final = 2 << 20
+
+
+def check_options(
+    binding: Binding,
+    direct_tail: str | None,
+    config: StoreConfig,
+    transfer_engine: object | None,
+) -> None:
+    """Check a set-up of a real client; blocking (files, a port), for a worker thread.
+
+    Args:
+        binding: The loaded binding.
+        direct_tail: How the argument list of the exported ``setup_real`` ends, mangled; None when
+            the binding's own ``setup`` will be called.
+        config: What is asked for.
+        transfer_engine: The transfer engine to share, or None.
+
+    Raises:
+        NotSupportedError: This wheel does not know an option that was asked for.
+        InvalidArgumentError: That is no transfer engine, or it was not initialised.
+        ConfigError: The host can't give what was asked for.
+    """
+    _check_known(binding, direct_tail if transfer_engine is None else None, config)
+    if transfer_engine is not None:
+        _check_transfer_engine(transfer_engine)
+    if config.tenant_id.startswith("_"):
+        raise ConfigError(
+            f"tenant_id={config.tenant_id!r} begins with an underscore, which the engine keeps for "
+            "itself and refuses call by call: give another name"
+        )
+    _check_memory(config.local_buffer_size, "local_buffer_size", huge=_uses_huge_pages())
+    if config.enable_ssd_offload:
+        _check_offload(config.ssd_offload_path)
+    if config.enable_client_http_server:
+        _check_port(config.client_http_port)
+
+
+def check_dummy_options(config: StoreConfig) -> None:
+    """Refuse options that a dummy client can't pass on to its stand-alone client.
+
+    Raises:
+        NotSupportedError: One of them was asked for.
+    """
+    for name, unasked, _, _ in _LATER:
+        if getattr(config, name) != unasked:
+            raise NotSupportedError(
+                f"{name}={getattr(config, name)!r} is a matter of the stand-alone client that "
+                "client_server_address names, and a dummy client can't pass it on: give it to "
+                "mooncake_client, and leave it out here"
+            )
+
+
+def _check_known(binding: Binding, direct_tail: str | None, config: StoreConfig) -> None:
+    if direct_tail is not None:
+        known = frozenset(_OF_TAIL.get(direct_tail, ()))
+    else:
+        known = find_setup_parameters(binding.store_class)
+        if not known:
+            return  # a binding without signatures: it will tell itself
+    for name, unasked, otherwise, since in _LATER:
+        if getattr(config, name) != unasked and name not in known:
+            wheel = f"engine {binding.version}" if binding.version else "the installed engine"
+            raise NotSupportedError(
+                f"{name}={getattr(config, name)!r} is not known to {wheel}, and {otherwise}: "
+                f"install {since} or newer, or leave it out"
+            )
+
+
+def _check_transfer_engine(transfer_engine: object) -> None:
+    inner: Any = transfer_engine
+    get_engine = getattr(transfer_engine, "get_engine", None)
+    if get_engine is not None:
+        inner = get_engine()
+        if inner is None:
+            raise InvalidArgumentError(
+                "transfer_engine= was not initialised, so there is nothing to share: call its "
+                'initialize(hostname, "P2PHANDSHAKE", protocol, devices) first and see that it '
+                "answers 0"
+            )
+    if type(inner).__name__ != "InnerTransferEngine":
+        raise InvalidArgumentError(
+            "transfer_engine= takes a mooncake.engine.TransferEngine, not "
+            f"{type(transfer_engine).__name__}"
+        )
+
+
+def _uses_huge_pages() -> bool:
+    # The engine asks only whether it is set. With an arena it takes them from there.
+    return "MC_STORE_USE_HUGEPAGE" in os.environ and "MC_MMAP_ARENA_POOL_SIZE" not in os.environ
+
+
+def _check_memory(nbytes: int, field: str, *, huge: bool = False) -> None:
+    """Ask the kernel for memory as the engine will, and give it back untouched."""
+    if not nbytes:
+        return
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    kind, cure = "", "give less"
+    if huge:
+        flags |= _MAP_HUGETLB
+        nbytes = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        kind = " of huge pages (MC_STORE_USE_HUGEPAGE is set)"
+        cure = "give less, or reserve more of them (/proc/sys/vm/nr_hugepages)"
+    try:
+        mmap.mmap(-1, nbytes, flags=flags).close()
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(
+            f"{field} asks for {nbytes} bytes{kind}, which this host can't give ({exc}): {cure}"
+        ) from exc
+
+
+def _check_offload(path: str) -> None:
+    """Check what the engine's file storage throws an exception for.
+
+    Other storage than directories (a distributed file system, NVMe) has rules of its own.
+    """
+    environ = os.environ
+    backend = environ.get("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", _BUCKETS)
+    for name in (*_AT_LEAST_ONE, *(_OF_BUCKETS if backend == _BUCKETS else ())):
+        if _number(int, 1, name) < 1:
+            raise ConfigError(f"{name}={environ[name]} is too small: give at least 1")
+    high = _number(float, 0.9, f"MOONCAKE_OFFLOAD_{_HIGH}", f"MOONCAKE_{_HIGH}")
+    low = _number(float, 0.8, f"MOONCAKE_OFFLOAD_{_LOW}", f"MOONCAKE_{_LOW}")
+    if not 0 < low < high <= 1:
+        raise ConfigError(
+            f"MOONCAKE_OFFLOAD_{_LOW} ({low:g}) and MOONCAKE_OFFLOAD_{_HIGH} ({high:g}) must be "
+            "ratios between 0 and 1, the low one lower than the high one"
+        )
+    if backend in _ON_DISK:
+        _check_directory(path or environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", _OFFLOAD_PATH))
+    buffer = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
+    _check_memory(_number(int, _OFFLOAD_BUFFER, buffer), buffer)
+
+
+def _number(kind: Callable[[str], N], default: N, *names: str) -> N:
+    """Read the first of these variables that is set; the default also for what is no number."""
+    for name in names:
+        with contextlib.suppress(KeyError, ValueError):
+            return kind(os.environ[name])
+    return default
+
+
+def _check_directory(path: str) -> None:
+    place = PurePosixPath(path)
+    trouble = ""
+    if not place.is_absolute() or ".." in place.parts:
+        trouble = 'is not an absolute path without ".."'
+    else:
+        try:
+            status = os.lstat(path)
+        except OSError as exc:
+            trouble = f"can't be used ({exc.strerror})"
+        else:
+            if stat.S_ISLNK(status.st_mode):
+                trouble = "is a symbolic link, which the engine does not follow"
+            elif not stat.S_ISDIR(status.st_mode):
+                trouble = "is not a directory"
+            elif not os.access(path, os.W_OK):
+                trouble = "can't be written to"
+    if trouble:
+        raise ConfigError(
+            f"enable_ssd_offload needs a directory of this client's own, but {path!r} {trouble}: "
+            "create one, and name it by ssd_offload_path or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
+        )
+
+
+def _check_port(port: int) -> None:
+    """Refuse a port that is taken: the engine would go on without its HTTP server, silently."""
+    with socket.socket() as probe:
+        # As the engine does, so that a port is free at once when its last owner has gone.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104  # where the engine will listen
+            probe.listen(1)
+        except OSError as exc:
+            raise ConfigError(
+                f"client_http_port={port} can't be listened on ({exc.strerror}), so this client's "
+                "metrics would be missing: give another port, to each rank its own"
+            ) from exc
