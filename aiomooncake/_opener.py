@@ -39,6 +39,7 @@ from aiomooncake.engine.options import check_dummy_options
 from aiomooncake.engine.process import check_can_open, load_engine
 from aiomooncake.engine.shared import SharedMemory
 from aiomooncake.engine.turnstile import Turnstile
+from aiomooncake.engine.watch import MasterWatch
 from aiomooncake.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -48,6 +49,7 @@ from aiomooncake.errors import (
     rank_label,
 )
 from aiomooncake.master import failure_reason, http_get, probe_alive, probe_tcp
+from aiomooncake.observe import Health
 from aiomooncake.store import Store
 from aiomooncake.transfers import Transfers
 from aiomooncake.warmup import WarmupPolicy
@@ -89,6 +91,7 @@ class Opener:
     warmup: bool | WarmupPolicy | None
     engine: InMemoryEngine | None
     transfer_engine: object | None
+    on_health: Callable[[Health], object] | None = None
     private_master: LocalCluster | None = None  # that ends with the store
     place: str = ""
     doing: str = "starting"
@@ -199,6 +202,7 @@ class Opener:
             methods_of(InMemoryStore),
             lambda given: given,
             registered_only=config.protocol != "tcp",
+            on_health=self.on_health,
         )
 
     async def _open_real(self, config: StoreConfig) -> Store:
@@ -218,6 +222,7 @@ class Opener:
         client = await self._set_up_native(
             config, lifecycle, partial(self._refused, config, hostname)
         )
+        _watch(client, config, "the master", config.master_server_address, master)
         return make_store(
             Store,
             client,
@@ -225,6 +230,7 @@ class Opener:
             (binding.methods, binding.address_methods),
             partial(native_replicate_config, binding),
             registered_only=config.protocol != "tcp",
+            on_health=self.on_health,
         )
 
     async def _open_dummy(self, config: StoreConfig, address: str) -> Store:
@@ -247,6 +253,7 @@ class Opener:
         client = await self._set_up_native(
             config, lifecycle, partial(self._refused_by_client, address, port), shared
         )
+        _watch(client, config, "the stand-alone client", address, (host, port))
         return make_store(
             Store,
             client,
@@ -255,6 +262,7 @@ class Opener:
             partial(native_replicate_config, binding),
             registered_only=True,
             shared=shared,
+            on_health=self.on_health,
         )
 
     async def _load_engine(self, config: StoreConfig) -> Binding:
@@ -461,6 +469,7 @@ def make_store(
     *,
     registered_only: bool,
     shared: SharedMemory | None = None,
+    on_health: Callable[[Health], object] | None = None,
 ) -> S:
     """Put a store on an open client.
 
@@ -472,6 +481,7 @@ def make_store(
         convert: Makes the binding's placement options of ours.
         registered_only: The transport moves only registered memory.
         shared: Where the memory of a dummy client comes from.
+        on_health: Told of each change of the store's health.
     """
     transfers = Transfers(
         client,
@@ -491,7 +501,19 @@ def make_store(
         hostname=hostname,
         methods=methods[0],
         address_methods=methods[1],
+        on_health=on_health,
     )
+
+
+def _watch(
+    client: EngineClient,
+    config: StoreConfig,
+    what: str,
+    address: str,
+    server: tuple[str, int] | None,
+) -> None:
+    who = f"{what} {mask_secrets(address)}"
+    client.watch = MasterWatch(client, master=server, who=who, fail_fast=config.fail_fast)
 
 
 def methods_of(store_class: type[Any]) -> Methods:

@@ -229,6 +229,7 @@ _TABLE: Final = (
     Setting("transfer_timeout", _transfer_timeout),
     Setting("direct", _flag),
     Setting("merge", _flag),
+    Setting("fail_fast", _flag),
     Setting("max_abandoned", _count),
     Setting("threads", _count),
 )

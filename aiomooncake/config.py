@@ -126,6 +126,8 @@ class StoreConfig:
             free; False = through the binding, which stops every thread meanwhile.
         merge: let calls of single keys that wait together travel in one engine call; False = each
             travels by itself.
+        fail_fast: while the master is known to be away, let calls fail at once instead of each
+            waiting for its time-out; a thread looks for its return meanwhile.
         max_abandoned: calls that were cancelled and are still stuck in the engine; beyond this many
             further calls fail at once, since each stuck one burns a core.
         threads: worker threads for calls of small values. A thread in a transfer spins, so more of
@@ -154,6 +156,7 @@ class StoreConfig:
     transfer_timeout: int = 2
     direct: bool = True
     merge: bool = True
+    fail_fast: bool = True
     max_abandoned: int = 8
     threads: int = 4
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._opener import Opener, make_store, methods_of
@@ -17,6 +17,7 @@ from aiomooncake.warmup import WarmupPolicy
 
 if TYPE_CHECKING:
     from aiomooncake.config import ReplicateConfig
+    from aiomooncake.observe import Health
 
 __all__ = ["DEFAULT_TIMEOUT", "adopt", "connect"]
 
@@ -32,6 +33,7 @@ def connect(
     warmup: bool | WarmupPolicy | None = None,
     engine: InMemoryEngine | None = None,
     transfer_engine: object | None = None,
+    on_health: Callable[[Health], object] | None = None,
     **overrides: Any,
 ) -> Opening[Store]:
     """Open a store; await it, or enter it with ``async with``.
@@ -49,6 +51,9 @@ def connect(
         warmup: True or a policy: warm up before the store is handed over.
         engine: An in-memory engine to use instead of the wheel's.
         transfer_engine: A ``mooncake.engine.TransferEngine`` to share; its set-up holds the GIL.
+        on_health: Told of each change of the store's health (an outage of the master begins or
+            ends, the store closes); called on the store's loop, or where that is not running on a
+            thread of the store.
         **overrides: Fields of :class:`StoreConfig`, on top of the target.
 
     Raises:
@@ -59,7 +64,7 @@ def connect(
         WarmupError: The warm-up failed.
         ForkedProcessError: The process was forked from one that had opened a store.
     """
-    opener = Opener(rank, timeout, warmup, engine, transfer_engine)
+    opener = Opener(rank, timeout, warmup, engine, transfer_engine, on_health)
     return Opening("a store", opener.open(target, overrides), Store.aclose)
 
 

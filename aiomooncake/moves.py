@@ -455,7 +455,7 @@ class Moves:
             if code == _INVALID:
                 hint = refusal_hint(config, verb)
             error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
-        self._client.counters.count_code(error.code_name)
+        self._client.note_error(error)
         return error
 
     def _leased(self, native: NativeStore, key: str, address: int, room: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from aiomooncake.errors import (
     rank_label,
 )
 from aiomooncake.memory import Block, layout, view_of
-from aiomooncake.observe import Health, StoreStats
+from aiomooncake.observe import Health, HealthState, StoreStats
 from aiomooncake.replicas import Replica, replicas_of_keys
 from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
 from aiomooncake.views import Views
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 __all__ = ["Store"]
 
+log = logging.getLogger("aiomooncake")
+
 _CLOSE_TIMEOUT = 10.0
 # What one turn of the loop lays out of many values: about 2 ms.
 _SLICE_KEYS = 1000
@@ -55,6 +58,17 @@ class _Warming:
 
     task: asyncio.Task[WarmupReport]
     waiters: int = 0
+
+
+class _Trials:
+    """What a warm-up sees of a store: calls that are made also while the master is away."""
+
+    def __init__(self, store: Store) -> None:
+        self.rank = store.rank
+        self.hostname = store.hostname
+        self.config = store.config
+        self.engine = EngineMirror(*store._mirrored, trial=True)  # noqa: SLF001  # it is ours
+        self.allocate = store.allocate
 
 
 class Store(ZeroCopyVerbs):
@@ -80,13 +94,14 @@ class Store(ZeroCopyVerbs):
         hostname: str,
         methods: frozenset[str],
         address_methods: frozenset[str],
+        on_health: Callable[[Health], object] | None = None,
     ) -> None:
         self.rank = client.rank
         self.config = config
         self.hostname = hostname
-        convert = transfers.convert
-        self.engine = EngineMirror(client, methods, address_methods, convert)
-        self.blocking = BlockingMirror(client, methods, address_methods, convert)
+        self._mirrored = client, methods, address_methods, transfers.convert
+        self.engine = EngineMirror(*self._mirrored)
+        self.blocking = BlockingMirror(*self._mirrored)
         self._client = client
         self._transfers = transfers
         # Letting go of a handle of a dummy client is a request to the other process, under the GIL:
@@ -96,6 +111,8 @@ class Store(ZeroCopyVerbs):
         self._batching: Batching | None = None
         self._warming: _Warming | None = None
         self._warmup_attempts = 0
+        if on_health is not None:
+            client.on_change = partial(_tell_health, weakref.ref(self), on_health)
         weakref.finalize(self, close_dropped, client, repr(self)).atexit = False
 
     # ------------------------------------------------------------------ single keys
@@ -417,7 +434,7 @@ class Store(ZeroCopyVerbs):
                     on_attempt(details)
 
             task = asyncio.ensure_future(
-                warm_up(self, policy or WarmupPolicy(), on_attempt=count, pace=_pace)
+                warm_up(_Trials(self), policy or WarmupPolicy(), on_attempt=count, pace=_pace)
             )
             warming = self._warming = _Warming(task)
         warming.waiters += 1
@@ -432,30 +449,37 @@ class Store(ZeroCopyVerbs):
 
     def health(self) -> Health:
         """Tell whether the store can serve, without asking the master; safe from any thread."""
-        gate = self._client.gate
+        state, detail = self._state()
+        return Health(state, detail, self._client.since)
+
+    def _state(self) -> tuple[HealthState, str]:
+        client = self._client
+        gate, watch = client.gate, client.watch
         if gate.state is State.OPEN:
             if gate.tainted is not None:
-                return Health("tainted", f"{gate.tainted}; reads are refused, connect again")
+                return "tainted", f"{gate.tainted}; reads are refused, connect again"
+            unreachable: HealthState = (
+                "client-unreachable" if client.dummy else "master-unreachable"
+            )
+            if watch is not None and watch.presence == "away":
+                return unreachable, f"{watch.who} does not answer"
+            if watch is not None and watch.presence == "mounting":
+                return "re-mounting", f"{watch.who} is back, and no segment is mounted yet"
             try:
-                code = self._client.ask("health", self._health_check)
+                code = client.ask("health", self._health_check)
             except MooncakeError:
                 pass  # closed meanwhile
             else:
-                whom = "master" if self._transfers.shared is None else "client"
-                if code == 0:
-                    return Health("ready", f"the engine's last ping of the {whom} was answered")
-                if whom == "client":
-                    return Health(
-                        "client-unreachable",
-                        "the engine's pings of the stand-alone client fail: it is gone, or its "
-                        "master is",
-                    )
-                return Health("master-unreachable", "the engine's pings of the master fail")
+                if code != 0 and not (watch is not None and watch.just_seen):
+                    # The engine has noticed before any call did.
+                    client.suspect_master()
+                    return unreachable, "the engine's pings fail"
+                return "ready", "the engine's last ping was answered"
         if gate.state is State.FORKED:
-            return Health("forked", "the store was opened in the parent process")
+            return "forked", "the store was opened in the parent process"
         if gate.state is State.CLOSED:
-            return Health("closed", "the store was closed")
-        return Health("closing", "the store is closing")
+            return "closed", "the store was closed"
+        return "closing", "the store is closing"
 
     def stats(self) -> StoreStats:
         """Take a snapshot of what the store has done; safe from any thread."""
@@ -520,7 +544,7 @@ class Store(ZeroCopyVerbs):
             if method == "remove_by_regex":
                 hint = "The pattern must be an ECMAScript regular expression (no (?i), (?<=, (?P<)."
             error = error_from_code(code, method, rank=self.rank, hint=hint)
-            self._client.counters.count_code(error.code_name)
+            self._client.note_error(error)
             raise error
         return code
 
@@ -699,6 +723,21 @@ class Store(ZeroCopyVerbs):
                     f"the engine takes {what}s as UTF-8",
                     rank=self.rank,
                 ) from None
+
+
+def _tell_health(store_ref: weakref.ref[Store], on_health: Callable[[Health], object]) -> None:
+    store = store_ref()
+    if store is None:
+        return
+    health = store.health()
+
+    def tell() -> None:
+        try:
+            on_health(health)
+        except Exception:
+            log.exception("an on_health callback failed")
+
+    store._client.call_on_loop(tell)  # noqa: SLF001  # it is ours
 
 
 def _travels_alone(block: Block) -> bool:

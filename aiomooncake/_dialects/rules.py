@@ -27,8 +27,8 @@ every unknown key is an error anyway, and where keys of others may stand."""
 
 _OWN: Final = frozenset(
     {
-        "mem_pool_size", "rpc_timeout", "rpc_connect_timeout", "direct", "merge", "max_abandoned",
-        "threads",
+        "mem_pool_size", "rpc_timeout", "rpc_connect_timeout", "direct", "merge", "fail_fast",
+        "max_abandoned", "threads",
     }
 )  # fmt: skip
 """Fields that no project's configuration has, so that one there was meant for us."""

@@ -21,9 +21,11 @@ from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
 from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.shared import SharedMemory, mended
+from aiomooncake.engine.watch import RPC_CODES, MasterWatch
 from aiomooncake.engine.workers import Call, Lane, Visit
 from aiomooncake.errors import (
     InternalError,
+    MooncakeError,
     StoreClosedError,
     WrongLoopError,
     rank_label,
@@ -115,6 +117,9 @@ class EngineClient:
         self._lock = threading.Lock()
         self._closing: ThreadFuture[None] | None = None
         self._kept: dict[int, object] = {}  # by identity: threads add while others take away
+        self.watch: MasterWatch | None = None
+        self.since = time.time()
+        self.on_change: Callable[[], object] = _nothing
         if guarded:
             track(self)
 
@@ -127,6 +132,7 @@ class EngineClient:
         code = await self.run(self.control, "setup", set_up, self._keep, opening=True)
         if code == 0:
             self.gate.open()
+            self.since = time.time()
         return code
 
     def take(self, native: NativeStore) -> None:
@@ -175,6 +181,31 @@ class EngineClient:
             if seconds >= self._taint_after:
                 self.gate.taint(f"a transfer was in the engine for {seconds:.0f} s")
 
+    def note_error(self, error: MooncakeError) -> None:
+        """Count an error that the engine answered, and look into one that may be an outage."""
+        self.counters.count_code(error.code_name)
+        if error.code in RPC_CODES:
+            self.suspect_master()
+
+    def suspect_master(self) -> None:
+        """Look whether the master is there, since a request to it failed; from any thread."""
+        if self.watch is not None:
+            self.watch.suspect()
+
+    def changed(self) -> None:
+        """Note that the store's health has changed; from any thread."""
+        self.since = time.time()
+        self.on_change()
+
+    def call_on_loop(self, fn: Callable[[], object]) -> None:
+        """Call something on the store's loop, or here if it has none that runs."""
+        loop = self._loop
+        if loop is not None and loop.is_running():
+            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                loop.call_soon_threadsafe(fn)
+                return
+        fn()
+
     def keep_until_gone(self, thing: object) -> None:
         """Hold on to memory that the engine may touch until it is torn down."""
         self._kept[id(thing)] = thing
@@ -196,6 +227,7 @@ class EngineClient:
         drain: bool = False,
         opening: bool = False,
         bounded: bool = False,
+        trial: bool = False,
         over: Callable[[], None] = _nothing,
     ) -> T:
         """Run a blocking job on a lane and await it.
@@ -204,7 +236,8 @@ class EngineClient:
         await ends at once and the job is counted as abandoned; with ``drain`` the job names
         memory of the caller, so it is waited for first, however often the task is cancelled.
         ``over`` is called once, on any thread, when the job has ended or will never run.
-        A ``bounded`` job can't get stuck, and is let in however many others are.
+        A ``bounded`` job can't get stuck, and is let in however many others are; a ``trial`` also
+        while the master is away.
 
         Raises:
             MooncakeError: What :meth:`Gate.enter` refuses, and what the job raises.
@@ -228,7 +261,7 @@ class EngineClient:
         try:
             if not bounded:
                 self.gate.check_abandoned(name)
-            self.gate.enter(call, reads=reads, opening=opening)
+            self.gate.enter(call, reads=reads, opening=opening, trial=trial or bounded)
             self._submit(lane, call)
         except BaseException:
             over()
@@ -348,10 +381,10 @@ class EngineClient:
             visit.finished = visit.started
             self._over(visit)
 
-    def ask(self, name: str, fn: Callable[..., T], *args: Any, reads: bool = False) -> T:
-        """Run a job that can't get stuck on the calling thread, through the gate."""
+    def ask(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """Run a job that can't get stuck on the calling thread, also while the master is away."""
         call = Call(name, fn, args, self._over)
-        self.gate.enter(call, reads=reads)
+        self.gate.enter(call, trial=True)
         call.run()
         call.on_done(call)
         return call.outcome()  # type: ignore[no-any-return]
@@ -423,6 +456,9 @@ class EngineClient:
             if self._closing is None:
                 self._closing = ThreadFuture()
                 if self.gate.shut():
+                    if self.watch is not None:
+                        self.watch.stop()
+                    self.changed()
                     self._drop_queued()
                     self._start_closing(self._closing)
                 else:  # shut by the interpreter's exit: the object is left as it is
@@ -536,6 +572,7 @@ class EngineClient:
         if self._tear_down is not None:
             give_memory_back()
         self.gate.closed()
+        self.changed()
         if error is None:
             closing.set_result(None)
         else:

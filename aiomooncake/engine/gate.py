@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from enum import Enum
 
 from aiomooncake.engine.workers import Call
@@ -46,6 +47,8 @@ class Gate:
     def __init__(self, rank: int | str | None, max_abandoned: int) -> None:
         self.state = State.NEW
         self.tainted: str | None = None
+        # While the master is away: makes the error of a call that need not be tried.
+        self.away: Callable[[str], MooncakeError] | None = None
         self._rank = rank
         self._max_abandoned = max_abandoned
         self._lock = threading.Lock()
@@ -60,14 +63,22 @@ class Gate:
                 self.state = State.OPEN
 
     def enter(
-        self, call: Call, *, reads: bool = False, opening: bool = False, closing: bool = False
+        self,
+        call: Call,
+        *,
+        reads: bool = False,
+        opening: bool = False,
+        closing: bool = False,
+        trial: bool = False,
     ) -> None:
         """Let one call in; it must leave, whatever happens.
 
         ``opening`` and ``closing`` are the engine layer's own: the set-up comes in before the
-        gate is open, the tear-down after it was shut.
+        gate is open, the tear-down after it was shut. A ``trial`` comes in while the master is
+        away, to see whether it is back, or because it needs no master.
 
         Raises:
+            RpcError: The master is away.
             ForkedProcessError: In a child of the process that opened the store.
             StoreClosedError: Before the store is open, while it closes, and after that.
             TaintedStoreError: A read of a store whose memory can't be trusted.
@@ -76,6 +87,9 @@ class Gate:
         wanted = State.NEW if opening else State.CLOSING if closing else State.OPEN
         if self.state is not wanted:
             raise self.refusal(call.name)
+        away = self.away
+        if away is not None and wanted is State.OPEN and not trial:
+            raise away(call.name)
         with self._lock:
             if self.state is not wanted:
                 raise self.refusal(call.name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.combining import Combiner
+from aiomooncake.engine.watch import RPC_CODES
 from aiomooncake.errors import InvalidArgumentError, NotSupportedError, WrongLoopError
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class _Mirror:
         methods: frozenset[str],
         address_methods: frozenset[str],
         convert: Callable[[ReplicateConfig], object],
+        *,
+        trial: bool = False,
     ) -> None:
+        self._trial = trial
         self._client = client
         self._methods = methods
         self._address_methods = address_methods
@@ -102,9 +106,11 @@ class _Mirror:
                     rank=client.rank,
                 )
             method = getattr(client.native_object, name)
-            if moves:
-                return client.timed(method, *args, **kwargs)
-            return method(*args, **kwargs)
+            answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
+            code = answer[0] if type(answer) is list and answer else answer
+            if type(code) is int and code in RPC_CODES:
+                client.suspect_master()
+            return answer
 
         return job
 
@@ -135,7 +141,12 @@ class EngineMirror(_Mirror):
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await client.run(
-                client.small, name, lambda: job(*args, **kwargs), reads=is_read(name), drain=drain
+                client.small,
+                name,
+                lambda: job(*args, **kwargs),
+                reads=is_read(name),
+                drain=drain,
+                trial=self._trial,
             )
 
         call.__name__ = call.__qualname__ = name

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aiomooncake.observe.stats import Health, StoreStats
+from aiomooncake.observe.stats import Health, HealthState, StoreStats
 
-__all__ = ["Health", "StoreStats"]
+__all__ = ["Health", "HealthState", "StoreStats"]

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Health", "StoreStats"]
+__all__ = ["Health", "HealthState", "StoreStats"]
+
+HealthState = Literal[
+    "ready",
+    "master-unreachable",
+    "client-unreachable",
+    "re-mounting",
+    "tainted",
+    "closing",
+    "closed",
+    "forked",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +53,18 @@ class Health:
     """Whether a store can serve, as far as it knows without asking anybody.
 
     Attributes:
-        state: ``"ready"``, ``"master-unreachable"`` (the engine's ping fails),
-            ``"client-unreachable"`` (a dummy client's ping of its stand-alone client fails),
-            ``"tainted"`` (reads are refused), ``"closing"``, ``"closed"`` or ``"forked"`` (this is
-            a forked child of the process that opened the store).
+        state: ``"ready"``; ``"master-unreachable"``, or for a dummy client
+            ``"client-unreachable"`` (calls fail at once until it is back); ``"re-mounting"`` (it is
+            back, and no segment is mounted yet); ``"tainted"`` (reads are refused); ``"closing"``;
+            ``"closed"``; or ``"forked"`` (this is a forked child of the process that opened the
+            store).
         detail: One sentence for people.
+        since: When that began, as ``time.time()``.
     """
 
-    state: Literal[
-        "ready",
-        "master-unreachable",
-        "client-unreachable",
-        "tainted",
-        "closing",
-        "closed",
-        "forked",
-    ]
+    state: HealthState
     detail: str
+    since: float
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,181 @@
+"""Notice that the master is away, and that it is back.
+
+A request to a master that is frozen or gone fails after seconds, so after the first such failure
+was confirmed, calls of the store fail at once, until the master answers again. A thread watches for
+that, and only while there is something to watch for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal
+
+from aiomooncake.errors import MooncakeError, RpcError, rank_label
+
+if TYPE_CHECKING:
+    from aiomooncake.engine.client import EngineClient
+    from aiomooncake.engine.protocol import NativeStore
+
+__all__ = ["RPC_CODES", "MasterWatch"]
+
+log = logging.getLogger("aiomooncake")
+
+RPC_CODES: Final = (-900, -901)
+_NO_HANDLE: Final = -200
+_PROBE_TIMEOUT: Final = 1.0
+_FIRST_DELAY: Final = 0.05
+_LONGEST_DELAY: Final = 1.0
+_PING_TIME: Final = 3.0
+_QUIET: Final = 1.0
+"""Seconds after a look that found nothing, in which further failures are not looked into."""
+_PROBE: Final = b"aiomooncake"
+
+Presence = Literal["there", "away", "mounting"]
+
+
+class MasterWatch:
+    """Whether the master of one store is there; safe from any thread.
+
+    Args:
+        client: The client, for trial calls.
+        master: Host and port to knock at first; None when they are not known.
+        who: What to call it in messages, such as "the master 10.0.0.1:50051".
+        fail_fast: Refuse calls while it is away.
+
+    Attributes:
+        presence: ``"there"``, ``"away"``, or ``"mounting"``: back, but there is no segment yet.
+        since: When that began, as ``time.time()``.
+        outages: How often it was away.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        master: tuple[str, int] | None,
+        who: str,
+        fail_fast: bool,
+    ) -> None:
+        self.presence: Presence = "there"
+        self.since = time.time()
+        self.outages = 0
+        self._client = client
+        self._master = master
+        self.who = who
+        self._fail_fast = fail_fast
+        self._lock = threading.Lock()
+        self._seen = 0.0
+        self._watching = False
+        self._quiet_until = 0.0
+        self._stopped = threading.Event()
+
+    def suspect(self) -> None:
+        """Look whether the master is there, since a request to it failed."""
+        if self._busy() or time.monotonic() < self._quiet_until:
+            return
+        with self._lock:
+            if self._busy():
+                return
+            self._watching = True
+        label = rank_label(self._client.rank) or "store"
+        threading.Thread(target=self._watch, name=f"aiomooncake-{label}-watch", daemon=True).start()
+
+    def _busy(self) -> bool:
+        return self._watching or self._stopped.is_set()
+
+    def refusal(self, name: str) -> RpcError:
+        """Make the error of a call that need not be tried."""
+        return RpcError(
+            f"{name} refused: {self.who} has not answered for {time.time() - self.since:.1f} s, "
+            "and calls fail at once until it does. Start it, or look whether it is frozen; "
+            "await store.warmup() to know when it serves again",
+            code=RPC_CODES[0],
+            rank=self._client.rank,
+        )
+
+    @property
+    def just_seen(self) -> bool:
+        """Whether it answered within the last seconds; the engine's pings are not so quick."""
+        return time.monotonic() - self._seen < _PING_TIME
+
+    def stop(self) -> None:
+        """Watch no longer: the store closes."""
+        self._stopped.set()
+
+    # ------------------------------------------------------------------ the watching thread
+
+    def _watch(self) -> None:
+        try:
+            if not self._answers():
+                self._turn("away")
+                self._wait_until(self._answers)
+            if not self._mounted():
+                self._turn("mounting")
+                self._wait_until(self._mounted)
+        finally:
+            if not self._stopped.is_set():
+                self._turn("there")
+            with self._lock:
+                self._quiet_until = time.monotonic() + _QUIET
+                self._watching = False
+
+    def _wait_until(self, come: Callable[[], bool]) -> None:
+        delay = _FIRST_DELAY
+        while not self._stopped.wait(delay) and not come():
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    def _turn(self, presence: Presence) -> None:
+        if presence == self.presence:
+            return
+        waited = time.time() - self.since
+        was, self.presence, self.since = self.presence, presence, time.time()
+        self._client.gate.away = self.refusal if presence == "away" and self._fail_fast else None
+        prefix = f"[{rank_label(self._client.rank)}] " if self._client.rank is not None else ""
+        if presence == "away":
+            self.outages += 1
+            log.warning("%s%s does not answer: calls fail until it does", prefix, self.who)
+        elif was == "away":
+            log.warning("%s%s answers again after %.1f s", prefix, self.who, waited)
+        self._client.changed()
+
+    def _answers(self) -> bool:
+        """Knock at its port, which is quick, and then make a request."""
+        if self._master is not None and not _reads(self._master):
+            return False
+        if self._try(lambda native: native.is_exist(_probe_key())) in RPC_CODES:
+            return False
+        self._seen = time.monotonic()
+        return True
+
+    def _mounted(self) -> bool:
+        """Try whether there is room for a value, as a restarted master has none at first."""
+        key = _probe_key()
+        code = self._try(lambda native: native.put(key, _PROBE))
+        if code == 0:
+            self._try(lambda native: native.remove(key, True))
+        return code != _NO_HANDLE
+
+    def _try(self, call: Callable[[NativeStore], int]) -> int:
+        client = self._client
+        try:
+            return client.ask("probe", lambda: call(client.native_object))
+        except MooncakeError:
+            return 0  # the store closes, or is tainted: it is not the master's fault
+
+
+def _probe_key() -> str:
+    return f"aiomooncake-probe-{uuid.uuid4().hex}"
+
+
+def _reads(address: tuple[str, int]) -> bool:
+    """Tell whether a process accepts there and reads what it is sent; a frozen one does not."""
+    with contextlib.suppress(OSError), socket.create_connection(address, _PROBE_TIMEOUT) as probe:
+        probe.shutdown(socket.SHUT_WR)
+        return not probe.recv(1)
+    return False

@@ -1,0 +1,146 @@
+"""A master that freezes, dies and comes back: calls fail at once meanwhile, and the store recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from aiomooncake import Health, LocalCluster, RpcError, Store
+from aiomooncake.testing.stall import LoopStallProbe
+
+pytestmark = pytest.mark.timeout(90)
+
+OPTIONS: dict[str, Any] = {
+    "local_hostname": "127.0.0.1",
+    "global_segment_size": "32MiB",
+    "local_buffer_size": "16MiB",
+    "timeout": 20,
+}
+
+
+@pytest.fixture
+async def seen() -> list[str]:
+    """Take what the hook is told."""
+    return []
+
+
+@pytest.fixture
+async def store(own_cluster: LocalCluster, open_store: Any, seen: list[str]) -> Store:
+    def on_health(health: Health) -> None:
+        seen.append(health.state)
+
+    store: Store = await open_store(own_cluster.address, rank=1, on_health=on_health, **OPTIONS)
+    await store.put("kept", b"value")
+    return store
+
+
+async def fail(store: Store) -> float:
+    began = time.monotonic()
+    with pytest.raises(RpcError):
+        await store.get("kept")
+    return time.monotonic() - began
+
+
+async def until_away(store: Store) -> None:
+    while store.health().state != "master-unreachable":
+        await fail(store)
+
+
+async def test_calls_fail_at_once_while_the_master_is_frozen(
+    own_cluster: LocalCluster,
+    store: Store,
+    seen: list[str],
+    eventually: Any,
+) -> None:
+    async with LoopStallProbe() as probe:
+        await own_cluster.pause()
+        began = time.time()
+        await until_away(store)
+        assert time.time() - began < 20
+        await eventually(lambda: seen == ["master-unreachable"])
+        assert began <= store.health().since <= time.time()
+        with pytest.raises(RpcError, match=f"the master {own_cluster.address} has not answered"):
+            await store.put("other", b"value")
+        for _ in range(20):
+            assert await fail(store) < 0.5
+        with pytest.raises(RpcError, match="is_exist refused"):
+            await store.engine.is_exist("kept")
+        with pytest.raises(RpcError, match="is_exist refused"):
+            await asyncio.to_thread(store.blocking.is_exist, "kept")
+        await own_cluster.resume()
+        report = await store.warmup()  # passes at once, or waits for the master by itself
+        assert report.seconds < 10
+        await eventually(lambda: store.health().ok)
+        assert await store.get("kept") == b"value"
+        await eventually(lambda: seen == ["master-unreachable", "ready"])
+    assert probe.longest < 0.5
+
+
+async def test_memory_is_registered_and_given_back_without_a_master(
+    own_cluster: LocalCluster, store: Store
+) -> None:
+    """The engine does that by itself; a block that ended then was left registered."""
+    buffer = await store.allocate(4096)
+    await own_cluster.pause()
+    await until_away(store)
+    await buffer.aclose()
+    assert not buffer.registered
+    await own_cluster.resume()
+
+
+async def test_a_restarted_master_is_found_again(
+    own_cluster: LocalCluster,
+    store: Store,
+    seen: list[str],
+    eventually: Any,
+) -> None:
+    await own_cluster.kill()
+    await until_away(store)
+    assert await fail(store) < 0.5
+    await own_cluster.start()
+    # What was stored is gone, which is a miss; and soon there is room again.
+    await store.warmup()
+    assert await store.get("kept") is None
+    await store.put("kept", b"again")
+    assert await store.get("kept") == b"again"
+    await eventually(lambda: store.health().ok)
+    await eventually(lambda: (seen[0], seen[-1]) == ("master-unreachable", "ready"))
+
+
+async def test_without_fail_fast_each_call_tries(
+    own_cluster: LocalCluster,
+    open_store: Any,
+    eventually: Any,
+) -> None:
+    store = await open_store(own_cluster.address, fail_fast=False, rpc_timeout=0.5, **OPTIONS)
+    await own_cluster.pause()
+    await until_away(store)
+    assert await fail(store) > 0.4
+    await own_cluster.resume()
+    await eventually(lambda: store.health().ok)
+
+
+async def test_a_store_may_be_closed_in_an_outage(
+    own_cluster: LocalCluster, store: Store, eventually: Any
+) -> None:
+    await own_cluster.pause()
+    await until_away(store)
+    await store.aclose()
+    assert store.health().state in {"closing", "closed"}
+    await eventually(lambda: not [t for t in threading.enumerate() if t.name.endswith("-watch")])
+    await own_cluster.resume()
+
+
+async def test_the_hook_may_fail(
+    own_cluster: LocalCluster, open_store: Any, caplog: Any, eventually: Any
+) -> None:
+    def on_health(health: Health) -> None:
+        raise ZeroDivisionError
+
+    store = await open_store(own_cluster.address, on_health=on_health, **OPTIONS)
+    await store.aclose()
+    await eventually(lambda: "an on_health callback failed" in caplog.text)
