@@ -37,6 +37,7 @@ from aiomooncake.engine.lifecycle import (
 )
 from aiomooncake.engine.options import check_dummy_options
 from aiomooncake.engine.process import check_can_open, load_engine
+from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory
 from aiomooncake.engine.turnstile import Turnstile
 from aiomooncake.engine.watch import MasterWatch
@@ -223,6 +224,7 @@ class Opener:
             config, lifecycle, partial(self._refused, config, hostname)
         )
         _watch(client, config, "the master", config.master_server_address, master)
+        client.reopening = Reopening(client, lifecycle)
         return make_store(
             Store,
             client,
@@ -491,14 +493,13 @@ def make_store(
         convert=convert,
         master=mask_secrets(config.master_server_address) if config is not None else "",
     )
-    hostname = client.native_object.get_hostname()
-    if not hostname and config is not None:  # a dummy client has none
-        hostname = config.client_server_address or ""
+    client.hostname = client.native_object.get_hostname()
+    if not client.hostname and config is not None:  # a dummy client has none
+        client.hostname = config.client_server_address or ""
     return kind(
         client,
         transfers,
         config=config,
-        hostname=hostname,
         methods=methods[0],
         address_methods=methods[1],
         on_health=on_health,

@@ -163,6 +163,11 @@ class Buffer:
             native.unregister_buffer(self.address)
             self.registered = False
 
+    def renew(self, native: NativeStore) -> None:
+        """Register the memory with a new native object, which was given to the store."""
+        if self.registered:
+            self.registered = native.register_buffer(self.address, self.nbytes) >= 0
+
     def let_go(self) -> None:
         """Hold on to the memory no longer; what others made of ``view`` stays good."""
         self._owner = None

@@ -245,6 +245,11 @@ class ScratchPool:
         with self._lock:
             self._free.clear()
 
+    def renew(self, native: NativeStore) -> None:  # noqa: ARG002  # blocks are made when needed
+        """Forget the blocks that an object knew that is gone."""
+        with self._lock:
+            self._free.clear()
+
     def forget(self, native: NativeStore) -> None:
         """Unregister what is free, from a client that lives on."""
         with self._lock:
@@ -317,6 +322,12 @@ class Registrations:
         native.unregister_buffer(region.start)
         with self._changed:
             self._regions.remove(region)
+            self._changed.notify_all()
+
+    def renew(self, native: NativeStore) -> None:  # noqa: ARG002  # moves register when they begin
+        """Forget the regions that an object knew that is gone."""
+        with self._changed:
+            self._regions.clear()
             self._changed.notify_all()
 
     def __repr__(self) -> str:

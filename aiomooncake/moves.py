@@ -105,6 +105,7 @@ class Moves:
         # The engine may write into scratch memory until it is torn down.
         client.keep_until_gone(self._pool)
         self._registrations = Registrations(register)
+        client.keep_until_gone(self._registrations)
         self._putting: set[str] = set()
         self._putting_lock = threading.Lock()
 

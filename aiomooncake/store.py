@@ -80,7 +80,6 @@ class Store(ZeroCopyVerbs):
     Attributes:
         rank: Rank this store was opened for, as given.
         config: What it is connected to; None for an adopted store.
-        hostname: The engine's own address (``host:port``), by which peers reach it.
         engine: The binding's methods, awaitable, with raw arguments and results.
         blocking: The same for threads without a loop.
     """
@@ -91,14 +90,12 @@ class Store(ZeroCopyVerbs):
         transfers: Transfers,
         *,
         config: StoreConfig | None,
-        hostname: str,
         methods: frozenset[str],
         address_methods: frozenset[str],
         on_health: Callable[[Health], object] | None = None,
     ) -> None:
         self.rank = client.rank
         self.config = config
-        self.hostname = hostname
         self._mirrored = client, methods, address_methods, transfers.convert
         self.engine = EngineMirror(*self._mirrored)
         self.blocking = BlockingMirror(*self._mirrored)
@@ -475,6 +472,8 @@ class Store(ZeroCopyVerbs):
                     client.suspect_master()
                     return unreachable, "the engine's pings fail"
                 return "ready", "the engine's last ping was answered"
+        if gate.state is State.REOPENING:
+            return "reopening", f"{gate.tainted}, so the store is opened anew"
         if gate.state is State.FORKED:
             return "forked", "the store was opened in the parent process"
         if gate.state is State.CLOSED:
@@ -497,9 +496,17 @@ class Store(ZeroCopyVerbs):
         )
 
     @property
+    def hostname(self) -> str:
+        """The engine's own address (``host:port``), by which peers reach it.
+
+        It is the name of the store's segment too. A store that was opened anew has another one.
+        """
+        return self._client.hostname
+
+    @property
     def closed(self) -> bool:
         """Whether the store takes no more calls (it may still be closing)."""
-        return self._client.gate.state is not State.OPEN
+        return self._client.gate.state not in (State.OPEN, State.REOPENING)
 
     async def aclose(self, timeout: float | None = _CLOSE_TIMEOUT) -> None:
         """Close the store; idempotent.

@@ -20,6 +20,7 @@ from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
 from aiomooncake.engine.process import track, untrack
+from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory, mended
 from aiomooncake.engine.watch import RPC_CODES, MasterWatch
 from aiomooncake.engine.workers import Call, Lane, Visit
@@ -70,6 +71,14 @@ class Forgettable(Protocol):
         """Let go of the memory."""
 
 
+@runtime_checkable
+class Renewable(Protocol):
+    """What has registered memory with a client, and does it again with a new native object."""
+
+    def renew(self, native: NativeStore) -> None:
+        """Register the memory with the new object; the old one is gone. Blocking."""
+
+
 def _nothing() -> None:
     """Stand for an ``over`` that nobody gave."""
 
@@ -117,7 +126,9 @@ class EngineClient:
         self._lock = threading.Lock()
         self._closing: ThreadFuture[None] | None = None
         self._kept: dict[int, object] = {}  # by identity: threads add while others take away
+        self.hostname = ""
         self.watch: MasterWatch | None = None
+        self.reopening: Reopening | None = None
         self.since = time.time()
         self.on_change: Callable[[], object] = _nothing
         if guarded:
@@ -180,6 +191,8 @@ class EngineClient:
             seconds = time.monotonic() - began
             if seconds >= self._taint_after:
                 self.gate.taint(f"a transfer was in the engine for {seconds:.0f} s")
+                if self.reopening is not None:
+                    self.reopening.begin()
 
     def note_error(self, error: MooncakeError) -> None:
         """Count an error that the engine answered, and look into one that may be an outage."""
@@ -545,6 +558,8 @@ class EngineClient:
     def _close_in_thread(self, closing: ThreadFuture[None]) -> None:
         error: BaseException | None = None
         try:
+            if self.reopening is not None:
+                self.reopening.stop()
             self.gate.drained(None)
             for lane in self._lanes:
                 lane.close()
@@ -558,6 +573,36 @@ class EngineClient:
                     raise last.error
         except BaseException as exc:  # noqa: BLE001  # whoever waits for the end gets it
             error = exc
+        self._let_go()
+        self.gate.closed()
+        self.changed()
+        if error is None:
+            closing.set_result(None)
+        else:
+            closing.set_exception(error)
+
+    def visit(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """Run a job of the re-opening on the calling thread, counted as a call."""
+        call = Call(name, fn, args, self._over)
+        self.gate.enter(call, opening=True)
+        call.run()
+        call.on_done(call)
+        return call.outcome()  # type: ignore[no-any-return]
+
+    def renew(self, native: NativeStore) -> None:
+        """Go on with a new native object that is set up, and tell it what the old one knew."""
+        for name, thing in list(self._kept.items()):
+            if isinstance(thing, Renewable):
+                thing.renew(native)
+            else:  # memory that only the old object could touch
+                self._kept.pop(name, None)
+        self.hostname = native.get_hostname()
+        self.native = native
+        self.gate.reopened()
+        self.changed()
+
+    def _let_go(self) -> None:
+        """Let go of the native object and of the memory that it could touch."""
         if self._tear_down is None and self.native is not None:
             self._forget(self.native)
         untrack(self)
@@ -571,12 +616,6 @@ class EngineClient:
             self._shared.free_unused()
         if self._tear_down is not None:
             give_memory_back()
-        self.gate.closed()
-        self.changed()
-        if error is None:
-            closing.set_result(None)
-        else:
-            closing.set_exception(error)
 
     def _forget(self, native: NativeStore) -> None:
         """Let an engine that lives on forget our memory; not one that its owner has closed."""

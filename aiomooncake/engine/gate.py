@@ -31,6 +31,7 @@ class State(Enum):
 
     NEW = "new"
     OPEN = "open"
+    REOPENING = "reopening"
     CLOSING = "closing"
     CLOSED = "closed"
     FORKED = "forked"
@@ -74,8 +75,8 @@ class Gate:
         """Let one call in; it must leave, whatever happens.
 
         ``opening`` and ``closing`` are the engine layer's own: the set-up comes in before the
-        gate is open, the tear-down after it was shut. A ``trial`` comes in while the master is
-        away, to see whether it is back, or because it needs no master.
+        gate is open or while it is opened anew, the tear-down after it was shut. A ``trial`` comes
+        in while the master is away, to see whether it is back, or because it needs no master.
 
         Raises:
             RpcError: The master is away.
@@ -84,7 +85,9 @@ class Gate:
             TaintedStoreError: A read of a store whose memory can't be trusted.
         """
         # Before the lock: in a forked child it may be held by a thread that is not there.
-        wanted = State.NEW if opening else State.CLOSING if closing else State.OPEN
+        wanted = State.CLOSING if closing else State.OPEN
+        if opening:
+            wanted = State.REOPENING if self.state is State.REOPENING else State.NEW
         if self.state is not wanted:
             raise self.refusal(call.name)
         away = self.away
@@ -142,10 +145,25 @@ class Gate:
             if self.tainted is None:
                 self.tainted = why
 
+    def pause(self) -> bool:
+        """Refuse new calls until :meth:`reopened`; False when it is not open."""
+        with self._lock:
+            if self.state is not State.OPEN:
+                return False
+            self.state = State.REOPENING
+            return True
+
+    def reopened(self) -> None:
+        """Let calls in to a new object, which can be trusted."""
+        with self._lock:
+            if self.state is State.REOPENING:
+                self.state = State.OPEN
+                self.tainted = None
+
     def shut(self) -> bool:
         """Refuse new calls from now on; False when somebody else did so before."""
         with self._lock:
-            if self.state not in (State.NEW, State.OPEN):
+            if self.state not in (State.NEW, State.OPEN, State.REOPENING):
                 return False
             self.state = State.CLOSING
             return True
@@ -216,6 +234,12 @@ class Gate:
                 f"{name} refused: this store was opened in the parent process, and the engine's "
                 "threads do not exist in a forked child; start workers with the spawn method, or "
                 "connect after the fork in a parent that never connected",
+                rank=self._rank,
+            )
+        if state is State.REOPENING:
+            return TaintedStoreError(
+                f"{name} refused: {self.tainted}, so the store is opened anew; try again in a few "
+                "seconds",
                 rank=self._rank,
             )
         what = {

@@ -14,6 +14,7 @@ HealthState = Literal[
     "client-unreachable",
     "re-mounting",
     "tainted",
+    "reopening",
     "closing",
     "closed",
     "forked",
@@ -55,9 +56,10 @@ class Health:
     Attributes:
         state: ``"ready"``; ``"master-unreachable"``, or for a dummy client
             ``"client-unreachable"`` (calls fail at once until it is back); ``"re-mounting"`` (it is
-            back, and no segment is mounted yet); ``"tainted"`` (reads are refused); ``"closing"``;
-            ``"closed"``; or ``"forked"`` (this is a forked child of the process that opened the
-            store).
+            back, and no segment is mounted yet); ``"reopening"`` (a transfer ran so long that its
+            memory can't be trusted, and the store is opened anew); ``"tainted"`` (the same of a
+            store that can't be: reads are refused); ``"closing"``; ``"closed"``; or ``"forked"``
+            (this is a forked child of the process that opened the store).
         detail: One sentence for people.
         since: When that began, as ``time.time()``.
     """
