@@ -36,6 +36,7 @@ from aiomooncake.engine.lifecycle import (
     prepare_environment,
 )
 from aiomooncake.engine.options import check_dummy_options
+from aiomooncake.engine.peers import PeerWatch
 from aiomooncake.engine.process import check_can_open, load_engine
 from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory
@@ -225,6 +226,10 @@ class Opener:
         )
         _watch(client, config, "the master", config.master_server_address, master)
         client.reopening = Reopening(client, lifecycle)
+        if config.fail_fast:
+            metrics = config.master_metrics_port
+            known = (master[0], metrics) if master is not None and metrics is not None else None
+            client.peers = PeerWatch(client, known)
         return make_store(
             Store,
             client,

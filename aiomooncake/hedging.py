@@ -100,7 +100,7 @@ class GetLane(ReadLane):
 
     async def _read_again(self, owner: str, items: list[Waiting]) -> None:
         client, stuck = self._client, self.stuck_peers
-        timer = self._loop.call_later(OVERDUE, stuck.suspect, owner)
+        timer = self._loop.call_later(OVERDUE, self._suspect, owner)
         try:
             answers = await client.run(client.hedge, "get", self._job, items, reads=True)
         except MooncakeError:
@@ -111,6 +111,11 @@ class GetLane(ReadLane):
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, MooncakeError):
                 self._answer_early(item, answer)
+
+    def _suspect(self, owner: str) -> None:
+        self.stuck_peers.suspect(owner)
+        if owner and self._client.peers is not None:
+            self._client.peers.suspect([owner])
 
     def _spawn(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the calls that wait, and hold on to it until it is over."""

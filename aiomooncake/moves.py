@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from aiomooncake._buffers import address_of, new_bytes
 from aiomooncake._replicate import refusal_hint
+from aiomooncake.avoiding import TRANSFER_FAIL, kept_off, suspect_peers
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.client import EngineClient
@@ -437,13 +438,12 @@ class Moves:
     # ------------------------------------------------------------------ small helpers
 
     def _options(self, config: ReplicateConfig | None) -> tuple[object, ...]:
-        if config is None:
-            return ()
-        if not isinstance(config, ReplicateConfig):
+        if config is not None and not isinstance(config, ReplicateConfig):
             raise InvalidArgumentError(
                 f"config= takes a ReplicateConfig, not {type(config).__name__}", rank=self._rank
             )
-        return (self.convert(config),)
+        config = kept_off(config, self._client.peers)
+        return () if config is None else (self.convert(config),)
 
     def _error(
         self, code: int, verb: str, key: str, config: ReplicateConfig | None = None
@@ -457,6 +457,8 @@ class Moves:
                 hint = refusal_hint(config, verb)
             error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
         self._client.note_error(error)
+        if code == TRANSFER_FAIL:
+            suspect_peers(self._client, verb, key)
         return error
 
     def _leased(self, native: NativeStore, key: str, address: int, room: int) -> int:

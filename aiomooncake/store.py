@@ -471,6 +471,9 @@ class Store(ZeroCopyVerbs):
                     # The engine has noticed before any call did.
                     client.suspect_master()
                     return unreachable, "the engine's pings fail"
+                if client.peers is not None and client.peers.stuck:
+                    peers = ", ".join(client.peers.stuck)
+                    return "degraded", f"peers do not answer and are avoided: {peers}"
                 return "ready", "the engine's last ping was answered"
         if gate.state is State.REOPENING:
             return "reopening", f"{gate.tainted}, so the store is opened anew"

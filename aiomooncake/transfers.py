@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._buffers import new_bytes
+from aiomooncake.avoiding import unreachable
 from aiomooncake.errors import MooncakeError, NotSupportedError
 from aiomooncake.load import Load
 from aiomooncake.memory import SCRATCH_SIZE, Block
@@ -59,6 +60,14 @@ class Transfers(PartMoves):
 
     def get_keys(self, keys: Sequence[str]) -> list[Any]:
         """Read values: bytes, None for a proved miss, LARGE, or an error."""
+        refused = unreachable(self._client, keys, "get")
+        if refused:
+            others = [key for key in keys if key not in refused]
+            answered = dict(zip(others, self._get_keys(others) if others else (), strict=True))
+            return [refused.get(key) or answered[key] for key in keys]
+        return self._get_keys(keys)
+
+    def _get_keys(self, keys: Sequence[str]) -> list[Any]:
         slot = self._slot
         if len(keys) == 1 and slot <= _LARGEST_SLOT:
             return [self._caught(self._get_one, keys[0])]
@@ -192,6 +201,17 @@ class Transfers(PartMoves):
 
     def get_into_all(self, load: Load) -> list[Any]:
         """Read into the callers' memory: bytes read, None for a proved miss, or an error."""
+        refused = unreachable(self._client, load.keys, "get_into")
+        if refused:
+            others = [i for i, key in enumerate(load.keys) if key not in refused]
+            found = self._get_into_all(load.pick(others)) if others else []
+            answers: list[Any] = [refused.get(key) for key in load.keys]
+            for i, answer in zip(others, found, strict=True):
+                answers[i] = answer
+            return answers
+        return self._get_into_all(load)
+
+    def _get_into_all(self, load: Load) -> list[Any]:
         codes: list[Any] = self._read_all(load)
         if min(codes) > 0:  # as it should be
             self._client.counters.count_read(sum(codes))

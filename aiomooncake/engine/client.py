@@ -19,6 +19,7 @@ import anyio
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
+from aiomooncake.engine.peers import PeerWatch
 from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory, mended
@@ -129,6 +130,7 @@ class EngineClient:
         self.hostname = ""
         self.watch: MasterWatch | None = None
         self.reopening: Reopening | None = None
+        self.peers: PeerWatch | None = None
         self.since = time.time()
         self.on_change: Callable[[], object] = _nothing
         if guarded:
@@ -469,8 +471,9 @@ class EngineClient:
             if self._closing is None:
                 self._closing = ThreadFuture()
                 if self.gate.shut():
-                    if self.watch is not None:
-                        self.watch.stop()
+                    for watch in (self.watch, self.peers):
+                        if watch is not None:
+                            watch.stop()
                     self.changed()
                     self._drop_queued()
                     self._start_closing(self._closing)

@@ -10,6 +10,7 @@ __all__ = ["Health", "HealthState", "StoreStats"]
 
 HealthState = Literal[
     "ready",
+    "degraded",
     "master-unreachable",
     "client-unreachable",
     "re-mounting",
@@ -54,12 +55,14 @@ class Health:
     """Whether a store can serve, as far as it knows without asking anybody.
 
     Attributes:
-        state: ``"ready"``; ``"master-unreachable"``, or for a dummy client
-            ``"client-unreachable"`` (calls fail at once until it is back); ``"re-mounting"`` (it is
-            back, and no segment is mounted yet); ``"reopening"`` (a transfer ran so long that its
-            memory can't be trusted, and the store is opened anew); ``"tainted"`` (the same of a
-            store that can't be: reads are refused); ``"closing"``; ``"closed"``; or ``"forked"``
-            (this is a forked child of the process that opened the store).
+        state: ``"ready"``; ``"degraded"`` (peers do not answer: reads of what only they hold fail
+            at once, and values are stored elsewhere); ``"master-unreachable"``, or for a dummy
+            client ``"client-unreachable"`` (calls fail at once until it is back);
+            ``"re-mounting"`` (it is back, and no segment is mounted yet); ``"reopening"`` (a
+            transfer ran so long that its memory can't be trusted, and the store is opened anew);
+            ``"tainted"`` (the same of a store that can't be: reads are refused); ``"closing"``;
+            ``"closed"``; or ``"forked"`` (this is a forked child of the process that opened the
+            store).
         detail: One sentence for people.
         since: When that began, as ``time.time()``.
     """
@@ -71,4 +74,4 @@ class Health:
     @property
     def ok(self) -> bool:
         """Whether calls have a chance."""
-        return self.state == "ready"
+        return self.state in ("ready", "degraded")

@@ -1,4 +1,4 @@
-"""A master that freezes, dies and comes back: calls fail at once meanwhile, and the store recovers."""
+"""A master that freezes, dies and comes back: calls fail at once meanwhile, and stores recover."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+"""Keep calls off peers that do not answer. Blocking: for worker threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from aiomooncake.config import ReplicateConfig
+from aiomooncake.errors import MooncakeError, error_from_code
+
+if TYPE_CHECKING:
+    from aiomooncake.engine.client import EngineClient
+    from aiomooncake.engine.peers import PeerWatch
+
+__all__ = ["TRANSFER_FAIL", "kept_off", "suspect_peers", "unreachable"]
+
+TRANSFER_FAIL: Final = -800
+
+
+def suspect_peers(client: EngineClient, verb: str, key: str) -> None:
+    """Let those be knocked at to which a transfer failed."""
+    peers = client.peers
+    if peers is None or not peers.wants_news:
+        return
+    if verb.startswith("get"):
+        peers.suspect(_holders(client, [key]).get(key, ()))
+    else:
+        peers.suspect_all()  # the engine does not say where it tried to store a value
+
+
+def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[str, MooncakeError]:
+    """Find the keys that only peers hold which do not answer, and why they are not tried."""
+    stuck = client.peers.stuck if client.peers is not None else {}
+    if not stuck:
+        return {}
+    refused: dict[str, MooncakeError] = {}
+    for key, holders in _holders(client, keys).items():
+        if holders <= stuck.keys():
+            peer = min(holders)
+            hint = (
+                f"It was not tried: the peer {peer}, which holds it, has not answered for "
+                f"{time.time() - stuck[peer]:.1f} s. It is tried again when the peer answers."
+            )
+            error = error_from_code(TRANSFER_FAIL, verb, key=key, rank=client.rank, hint=hint)
+            client.note_error(error)
+            refused[key] = error
+    return refused
+
+
+def kept_off(config: ReplicateConfig | None, peers: PeerWatch | None) -> ReplicateConfig | None:
+    """Prefer segments of peers that answer while others do not, unless the caller prefers some."""
+    if peers is None or not peers.elsewhere:
+        return config
+    if config is None:
+        return ReplicateConfig(preferred_segments=peers.elsewhere)
+    if config.preferred_segments or config.preferred_segment or config.prefer_alloc_in_same_node:
+        return config
+    return config.replace(preferred_segments=peers.elsewhere)
+
+
+def _holders(client: EngineClient, keys: Sequence[str]) -> dict[str, set[str]]:
+    """Tell the transport end points of those who hold values in memory."""
+    found: dict[str, set[str]] = {}
+    for key, replicas in client.native_object.batch_get_replica_desc(list(keys)).items():
+        for replica in replicas:
+            if replica.is_memory_replica():
+                place = replica.get_memory_descriptor().buffer_descriptor
+                found.setdefault(key, set()).add(place.transport_endpoint)
+    return found

@@ -1,0 +1,153 @@
+"""Notice that a peer does not answer, and that it does again.
+
+A transfer to a frozen peer costs seconds and a core. So after the first one that took long or
+failed, the peer is knocked at, and while it does not answer, reads of what only it holds fail at
+once and values are stored elsewhere. A thread knocks, and only while there is somebody to knock at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from aiomooncake.errors import rank_label
+from aiomooncake.master import probe_alive, segments
+
+if TYPE_CHECKING:
+    from aiomooncake.engine.client import EngineClient
+
+__all__ = ["PeerWatch"]
+
+log = logging.getLogger("aiomooncake")
+
+_PROBE_TIMEOUT: Final = 1.0
+_PAUSE: Final = 1.0
+_FORGET_AFTER: Final = 60.0
+"""Seconds after which a peer is given up where nobody tells that its segment is gone."""
+
+_QUIET: Final = 1.0
+"""Seconds after a look that found nothing, in which it is not looked again."""
+
+
+class PeerWatch:
+    """Which peers of one store do not answer; safe from any thread.
+
+    Args:
+        client: The client.
+        metrics: Host and port of the master's HTTP server, which knows all segments; None when it
+            is not known: then values can't be kept off a peer.
+
+    Attributes:
+        stuck: End points that do not answer, and since when (``time.time()``).
+        elsewhere: Names of the segments of peers that do answer, while others do not.
+    """
+
+    def __init__(self, client: EngineClient, metrics: tuple[str, int] | None) -> None:
+        self.stuck: Mapping[str, float] = {}
+        self.elsewhere: tuple[str, ...] = ()
+        self._client = client
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._suspects: set[str] = set()
+        self._all = False
+        self._watching = False
+        self._quiet_until = 0.0
+        self._stopped = threading.Event()
+
+    def suspect(self, endpoints: Iterable[str]) -> None:
+        """Knock at peers to which a transfer failed or takes long."""
+        with self._lock:
+            self._suspects.update(endpoints)
+        self._begin()
+
+    def suspect_all(self) -> None:
+        """Knock at all peers, since a value could not be stored, and nobody says on whom."""
+        with self._lock:
+            self._all = self._metrics is not None
+        self._begin()
+
+    def stop(self) -> None:
+        """Watch no longer: the store closes."""
+        self._stopped.set()
+
+    @property
+    def wants_news(self) -> bool:
+        """Whether a suspicion would be looked into."""
+        return not (
+            self._watching or self._stopped.is_set() or time.monotonic() < self._quiet_until
+        )
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self.wants_news or not (self._suspects or self._all):
+                return
+            self._watching = True
+        label = rank_label(self._client.rank) or "store"
+        threading.Thread(target=self._watch, name=f"aiomooncake-{label}-peers", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                anyio.run(self._look)
+                if not self.stuck:
+                    return
+                self._stopped.wait(_PAUSE)
+        finally:
+            with self._lock:
+                self._suspects.clear()
+                self._all = False
+                self._quiet_until = time.monotonic() + _QUIET
+                self._watching = False
+
+    async def _look(self) -> None:
+        names: dict[str, str] = {}
+        if self._metrics is not None:
+            with contextlib.suppress(OSError):  # the master is away: the peers may be there
+                found = await segments(*self._metrics, _PROBE_TIMEOUT)
+                names = {each.endpoint: each.name for each in found if each.status == "OK"}
+        long_ago = time.time() - _FORGET_AFTER
+        with self._lock:
+            wanted = self._suspects | {peer for peer, at in self.stuck.items() if at > long_ago}
+            if self._all:
+                wanted |= set(names)
+        if names:
+            wanted &= set(names)  # the segments of the others are gone
+        silent: set[str] = set()
+
+        async def knock(endpoint: str) -> None:
+            host, _, port = endpoint.rpartition(":")
+            try:
+                await probe_alive(host.strip("[]"), int(port), _PROBE_TIMEOUT)
+            except (OSError, ValueError):
+                silent.add(endpoint)
+
+        async with anyio.create_task_group() as group:
+            for endpoint in wanted:
+                group.start_soon(knock, endpoint)
+        self._note(silent, names)
+
+    def _note(self, silent: set[str], names: Mapping[str, str]) -> None:
+        before, now = self.stuck, time.time()
+        healthy = [name for endpoint, name in names.items() if endpoint not in silent]
+        random.shuffle(healthy)
+        self.elsewhere = tuple(healthy) if silent else ()
+        self.stuck = {endpoint: before.get(endpoint, now) for endpoint in silent}
+        prefix = f"[{rank_label(self._client.rank)}] " if self._client.rank is not None else ""
+        for endpoint in silent - before.keys():
+            log.warning(
+                "%sthe peer %s does not answer, and is avoided until it does", prefix, endpoint
+            )
+        for endpoint in before.keys() - silent:
+            log.warning("%sthe peer %s answers again", prefix, endpoint)
+        if before.keys() != silent:
+            self._client.changed()
+
+    def __repr__(self) -> str:
+        return f"<PeerWatch stuck={list(self.stuck)}>"
