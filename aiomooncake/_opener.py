@@ -208,13 +208,13 @@ class Opener:
         )
 
     async def _open_real(self, config: StoreConfig) -> Store:
+        if config.protocol == "rdma":
+            await anyio.to_thread.run_sync(check_rdma, self.rank)
         master: tuple[str, int] | None = None
         if "://" not in config.master_server_address:
             master = split_address(config.master_server_address, field="master_server_address")
             await self._wait_for_master(*master, config.master_metrics_port)
         hostname = await self._hostname(config, master)
-        if config.protocol == "rdma":
-            await anyio.to_thread.run_sync(check_rdma, self.rank)
         binding = await self._load_engine(config)
         lifecycle = RealLifecycle(binding, config, hostname, self.transfer_engine)
         if master is not None and (lifecycle.entry is None or self.transfer_engine is not None):

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 from benchmarks.scenarios import (
     blocks,
+    compat,
     connecting,
     large,
+    lmcache,
     profile,
     ranks,
+    sglang,
     sizes,
     stuck,
     traffic,
+    vllm,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +30,11 @@ GROUPS: tuple[Group, ...] = (
     *large.GROUPS,
     *stuck.GROUPS,
     *blocks.GROUPS,
+    *lmcache.GROUPS,
+    *vllm.GROUPS,
+    *sglang.GROUPS,
     *sizes.GROUPS,
     *traffic.GROUPS,
+    *compat.GROUPS,
     *profile.GROUPS,
 )
