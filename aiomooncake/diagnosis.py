@@ -199,18 +199,40 @@ class _Examination:
         if address is None:
             return None
         host, port = split_address(address, field="client_server_address")
+        where = address_text(host, port)
         try:
             await probe_alive(host, port, _QUESTION_TIMEOUT)
+        except TimeoutError:
+            # It may be busy, too: with one request at a time, which waits for its master.
+            self.note(f"the stand-alone client {where} accepts connections but says nothing")
+            return await self._of_the_clients_master() or self._found(
+                DiagnosisKind.CLIENT_UNREACHABLE,
+                f"the stand-alone client {where} does not answer: it is frozen, or waits for its "
+                "master",
+                "look whether both run; mooncake_client serves one request at a time unless it "
+                "was started with --threads",
+            )
         except OSError as error:
             return self._found(
                 DiagnosisKind.CLIENT_UNREACHABLE,
-                f"the stand-alone client {address_text(host, port)} does not answer: "
-                f"{failure_reason(error)}",
-                "start mooncake_client there, or end it if it is frozen and start it anew",
+                f"the stand-alone client {where} does not answer: {failure_reason(error)}",
+                "start mooncake_client there",
                 evidence="TCP probe",
             )
-        self.note(f"the stand-alone client {address_text(host, port)} runs")
+        self.note(f"the stand-alone client {where} runs")
         return None
+
+    async def _of_the_clients_master(self) -> Diagnosis | None:
+        """Ask the master of a stand-alone client that does not answer, if it is known."""
+        found = await self._of_the_master()
+        if found is None and self._master is not None:
+            try:
+                await probe_alive(*self._master, _QUESTION_TIMEOUT)
+            except TimeoutError:
+                return self._silent()
+            except OSError:
+                return None
+        return found
 
     async def _of_the_master(self) -> Diagnosis | None:
         """Ask over TCP whether the master is there, and over HTTP whether it serves."""

@@ -23,6 +23,7 @@ from aiomooncake._replicate import refusal_hint
 from aiomooncake.avoiding import TRANSFER_FAIL, kept_off, suspect_peers
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.binding import NativeStore
+from aiomooncake.engine.blocks import free_unused
 from aiomooncake.engine.client import EngineClient
 from aiomooncake.engine.shared import MemoryLostError, ScratchLostError, SharedMemory
 from aiomooncake.engine.workers import stopping
@@ -399,7 +400,7 @@ class Moves:
             raise ScratchLostError from None
         finally:
             del memory
-            shared.free_unused()
+            free_unused()
 
     def _write_pieces(
         self, key: str, block: Block, options: tuple[object, ...], tell: Progress | None

@@ -22,6 +22,7 @@ from aiomooncake.buffers import (
     memory_of,
 )
 from aiomooncake.config import parse_size, split_address
+from aiomooncake.engine.blocks import free_unused
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
@@ -51,6 +52,7 @@ log = logging.getLogger("aiomooncake")
 _PARTNER_TIMEOUT = 2.0
 _nbytes = attrgetter("nbytes")
 
+_AWAY = 2  # of health_check()
 # Keys whose memory is checked in one turn of the loop: about 2 ms.
 _CHECKED = 1000
 
@@ -420,12 +422,18 @@ class ZeroCopyVerbs:
         The engine waits without end for one that is frozen to share memory.
         """
         shared = self._transfers.shared
-        if shared is not None:
-            host, port = split_address(shared.address, field="client_server_address")
-            try:
-                await probe_alive(host, port, _PARTNER_TIMEOUT)
-            except OSError as exc:
-                raise shared.unreachable(verb) from exc
+        if shared is None:
+            return
+        if self._client.ask(verb, self._partner_is_away):
+            raise shared.unreachable(verb)
+        host, port = split_address(shared.address, field="client_server_address")
+        try:
+            await probe_alive(host, port, _PARTNER_TIMEOUT)
+        except OSError as exc:
+            raise shared.unreachable(verb) from exc
+
+    def _partner_is_away(self) -> bool:
+        return self._client.native_object.health_check() == _AWAY
 
     async def _unregister(self, buffer: Buffer) -> None:
         client, shared = self._client, self._transfers.shared
@@ -445,7 +453,7 @@ class ZeroCopyVerbs:
             await client.run(client.control, "unregister", unregister, bounded=True)
         buffer.let_go()
         if shared is not None:
-            await anyio.to_thread.run_sync(shared.free_unused)
+            await anyio.to_thread.run_sync(free_unused)
 
     def _progress(self, tell: Progress | None) -> Progress | None:
         """Let a worker thread tell of its progress on the loop."""

@@ -44,6 +44,12 @@ MB = 1 << 20
 SEGMENT = 64 * MB
 
 
+@pytest.fixture(autouse=True)
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs write their log, whatever a test before has set for this process."""
+    monkeypatch.setenv("MC_LOG_LEVEL", "INFO")
+
+
 @pytest.fixture
 def client(own_cluster: LocalCluster) -> StandaloneClient:
     return own_cluster.blocking.start_client(global_segment_size=SEGMENT)

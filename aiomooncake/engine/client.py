@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import anyio
 
+from aiomooncake.engine import blocks
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
@@ -610,15 +611,19 @@ class EngineClient:
             self._forget(self.native)
         untrack(self)
         self.native = None
+        self._let_go()
+        if self._shared is not None:
+            blocks.free_unused()
+        if self._tear_down is not None:
+            give_memory_back()
+
+    def _let_go(self) -> None:
+        """Let go of the memory that was kept for the engine, and of what has more of it."""
         if self._tear_down is not None:
             for thing in self._kept.values():
                 if isinstance(thing, Forgettable):
                     thing.drop()
         self._kept.clear()
-        if self._shared is not None:
-            self._shared.free_unused()
-        if self._tear_down is not None:
-            give_memory_back()
 
     def _forget(self, native: NativeStore) -> None:
         """Let an engine that lives on forget our memory; not one that its owner has closed."""

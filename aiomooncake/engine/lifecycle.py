@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiomooncake._time_limits import process_limits, setup_limits
+from aiomooncake.engine import blocks
 from aiomooncake.engine.entry_points import DummyEntry, RealEntry
 from aiomooncake.engine.options import check_options
-from aiomooncake.engine.process import keep_for_ever
 
 if TYPE_CHECKING:
     from aiomooncake.config import StoreConfig
@@ -42,7 +42,6 @@ log = logging.getLogger("aiomooncake")
 
 _PLACEHOLDER_MASTER = "127.0.0.1:1"
 _UNREACHABLE = 2  # of health_check()
-_PATIENCE = 60.0
 _PAUSE = 0.25
 _PROBE_TIMEOUT = 1.0
 _FIRST_PING = 0.002
@@ -194,7 +193,7 @@ class DummyLifecycle:
         deadline = time.monotonic() + _PROBE_TIMEOUT
         while code == 0 and native.health_check() and time.monotonic() < deadline:
             time.sleep(_FIRST_PING)
-        self._shared.attach(native)
+        blocks.attach(native, self._server)
         return code
 
     def _setup(self, keep: Keep) -> tuple[NativeStore, int]:
@@ -215,36 +214,17 @@ class DummyLifecycle:
         """End the client's life; see :class:`Lifecycle`.
 
         An engine with memory of its own frees that first and ends its ping thread then. That
-        thread uses the memory while the stand-alone client is away, and the process would crash:
-        so the tear-down waits for the client to answer, and after a minute it leaves the object
-        as it is.
+        thread is in the middle of the memory while the stand-alone client is frozen, or has just
+        come back, and the process would crash: so the tear-down waits for the end of that, however
+        long it takes.
         """
         if self._config.mem_pool_size:
-            deadline = time.monotonic() + _PATIENCE
-            while native.health_check() == _UNREACHABLE or not _answers(self._server):
-                if time.monotonic() > deadline:
-                    keep_for_ever(native)
-                    log.warning(
-                        "the stand-alone client %s does not answer: a dummy client of it can't be "
-                        "torn down, and its threads and %d bytes of memory stay until this process "
-                        "ends",
-                        self._address,
-                        self._config.mem_pool_size,
-                    )
-                    return 0
+            while (there := blocks.answers(self._server)) is not None:
+                if there and native.health_check() != _UNREACHABLE:
+                    break
                 time.sleep(_PAUSE)
         with self._shared.detached(native):
             return _tear_down(self.entry, native)
-
-
-def _answers(server: tuple[str, int]) -> bool:
-    """Tell whether a server process reads what it is sent; one that is frozen does not."""
-    try:
-        with socket.create_connection(server, timeout=_PROBE_TIMEOUT) as probe:
-            probe.shutdown(socket.SHUT_WR)
-            return not probe.recv(1)
-    except OSError:
-        return False
 
 
 def _make_dummy(native: NativeStore) -> bool:

@@ -2,41 +2,28 @@
 
 A dummy client moves no bytes itself: it names places in shared memory, and the other process reads
 and writes them there. Only memory of the engine's own allocator is shared so, and only whole
-blocks of it.
+blocks of it; what is behind that is in :mod:`aiomooncake.engine.blocks`.
 
-What the other process maps is not always what this one believes:
-
-* A process that was restarted within a second, and one that has not heard of us for ten, maps
-  nothing of ours any more, and no ping tells: moves answer -600. So that answer is looked into
-  (:meth:`SharedMemory.check`).
-* A process that was away when a block was given back may map it later: each dummy client shares
-  everything anew then, also what belongs to others. It would take the next memory at that address
-  for the old block, and read and write that one. So a block is freed only when nobody maps it.
-
-The engine keeps one list of all shared memory of this process, and a dummy client whose
-stand-alone client is away walks through it, without a lock. To take a block off the list meanwhile
-is a segmentation fault, and so is to make the list grow. So it is made large before there is any
-dummy client, and what is to be freed waits while one may be walking.
+A process that was restarted within a second, and one that has not heard of us for ten, maps
+nothing of ours any more, and no ping tells: moves answer -600. So that answer is looked into
+(:meth:`SharedMemory.check`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import threading
-import time
-import uuid
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from aiomooncake.engine import blocks
+from aiomooncake.engine.blocks import NOT_MAPPED
 from aiomooncake.errors import (
     InvalidArgumentError,
     NotSupportedError,
     RpcError,
     RpcTimeoutError,
     code_name,
+    shorten_key,
 )
 
 if TYPE_CHECKING:
@@ -48,30 +35,17 @@ T = TypeVar("T")
 
 __all__ = ["MemoryLostError", "ScratchLostError", "SharedMemory", "mended"]
 
-_UNREACHABLE: Final = 2  # of health_check(): set before that walk, and cleared after it
 _FAILED: Final = -1
 _INVALID: Final = -600
 _RPC_FAILED: Final = -900
 _RPC_TIMEOUT: Final = -901
 _RPC_CODES: Final = (_RPC_FAILED, _RPC_TIMEOUT)
-# Blocks that the engine's list has room for; each is a file descriptor too, of 1024 by default.
-_ROOM: Final = 256
-_SPARE: Final = 64  # of these, for what others put on the list
-# Seconds in which a dummy client ends, unless its stand-alone client is frozen.
-_ENDING: Final = 2.5
-_REMOVE: Final = 9  # Linux's MADV_REMOVE
 # How often scratch memory is lost under one job, since every restart of the other process does it.
 _LOSSES: Final = 4
-# Nobody stores it. To read it into memory answers -600 only where that is not shared.
-_NOBODYS_KEY: Final = f"aiomooncake_nobodys_key_{uuid.uuid4().hex}"
-
-_libc = ctypes.CDLL(None)
 
 
 class MemoryLostError(RpcError):
     """The stand-alone client does not share some memory of ours any more."""
-
-    _retryable = False
 
 
 class ScratchLostError(Exception):
@@ -109,13 +83,7 @@ class SharedMemory:
         self._rank = rank
         self._blocks: dict[int, int] = {}  # what we made: from address to size
         self._foreign: dict[int, int] = {}  # what others made and we share
-        with _lock:
-            if not _clients:
-                _make_room(self._allocator)
-
-    def attach(self, native: NativeStore) -> None:
-        """Note a dummy client of this process that was set up."""
-        _clients.add(native)
+        blocks.make_room(self._allocator)
 
     @contextmanager
     def detached(self, native: NativeStore) -> Iterator[None]:
@@ -124,17 +92,8 @@ class SharedMemory:
             # The engine would never share it again otherwise.
             if self.unshare(native, address) in _RPC_CODES:
                 break
-        began = time.monotonic()
-        with _lock:
-            _clients.discard(native)
-            if native.health_check() == _UNREACHABLE:
-                began = 0.0
-            _ending.append(began)
-        try:
+        with blocks.detached(native):
             yield
-        finally:
-            with _lock:
-                _ending.remove(began)
 
     # ------------------------------------------------------------------ memory
 
@@ -147,32 +106,10 @@ class SharedMemory:
             MemoryError: The system has not so much.
             RpcError: So many blocks can't be shared while a stand-alone client does not answer.
         """
-        global _blocks  # noqa: PLW0603
-        self.free_unused()
-        with _lock:
-            if _blocks >= _ROOM - _SPARE and _walking():
-                raise self.unreachable(f"allocating {nbytes} bytes of memory")
-            _blocks += 1
-        try:
-            address = self._allocator.alloc(nbytes)
-        except RuntimeError as exc:
-            with _lock:
-                _blocks -= 1
-            raise MemoryError(f"can't share {nbytes} bytes of memory: {exc}") from None
-        self._blocks[address] = nbytes
-        memory = (ctypes.c_ubyte * nbytes).from_address(address)
-        freed = weakref.finalize(memory, _waiting.append, (self._allocator, self._blocks, address))
-        freed.atexit = False
-        return memoryview(memory).cast("B")
-
-    def free_unused(self) -> None:
-        """Free what nothing refers to any more, if that is possible now. Blocking."""
-        # One thread at a time, since it may wait for a stand-alone client that is frozen.
-        if _waiting and _freeing.acquire(blocking=False):
-            try:
-                _free_waiting()
-            finally:
-                _freeing.release()
+        memory = blocks.make_block(self._allocator, nbytes, self._blocks)
+        if memory is None:
+            raise self.unreachable(f"allocating {nbytes} bytes of memory")
+        return memory
 
     # ------------------------------------------------------------------ sharing it
 
@@ -189,12 +126,14 @@ class SharedMemory:
             raise InvalidArgumentError(
                 f"{what} failed: they are registered with this store already", rank=self._rank
             )
-        if self._maps(native, address, what) and not _taken_off(native, address, nbytes):
-            raise NotSupportedError(
-                f"{what} failed: the stand-alone client {self.address} takes them for other "
-                "memory, which was freed while it was registered: make new memory",
-                rank=self._rank,
-            )
+        if self._maps(native, address, what):
+            blocks.take_off(native, address, nbytes)
+            if self._maps(native, address, what):
+                raise NotSupportedError(
+                    f"{what} failed: the stand-alone client {self.address} takes them for other "
+                    "memory, which was freed while it was registered: make new memory",
+                    rank=self._rank,
+                )
         code = native.register_buffer(address, nbytes)
         ours = address in self._blocks
         # Memory that another store has registered answers 0, and is not shared.
@@ -202,7 +141,7 @@ class SharedMemory:
             if not ours:
                 self._foreign[address] = nbytes
             return 0
-        if code and (ours or _look(native, address) in _RPC_CODES):
+        if code and (ours or blocks.look(native, address) in _RPC_CODES):
             raise self.unreachable(what)
         raise NotSupportedError(
             f"{what} failed: a dummy client takes only memory that it can share with the "
@@ -219,10 +158,10 @@ class SharedMemory:
         return native.unregister_buffer(address)
 
     def _maps(self, native: NativeStore, address: int, what: str) -> bool:
-        code = _look(native, address)
+        code = blocks.look(native, address)
         if code in _RPC_CODES:
             raise self.unreachable(what, code)
-        return code != _INVALID
+        return code != NOT_MAPPED
 
     # ------------------------------------------------------------------ what went wrong
 
@@ -256,8 +195,8 @@ class SharedMemory:
 
     def _start_of(self, address: int) -> int:
         """Find the block that an address is in, so that many of them need one question."""
-        for blocks in (self._blocks, self._foreign):
-            for start, nbytes in list(blocks.items()):
+        for known in (self._blocks, self._foreign):
+            for start, nbytes in list(known.items()):
                 if start <= address < start + nbytes:
                     return start
         return address
@@ -267,7 +206,7 @@ class SharedMemory:
         if code == _FAILED and action == "exists":
             code = _RPC_FAILED  # the engine's batch call answers -1 for it
         if code in _RPC_CODES:
-            return self.unreachable(f"{action} of {key!r}", code, key)
+            return self.unreachable(f"{action} of {shorten_key(key)}", code, key)
         return None
 
     def unreachable(self, what: str, code: int = _RPC_FAILED, key: str | None = None) -> RpcError:
@@ -315,86 +254,3 @@ def _refused(args: Sequence[Any], answer: Any) -> Iterator[int]:
 
 def _is_refused(code: Any) -> bool:
     return code == _INVALID if isinstance(code, int) else any(map(_is_refused, code))
-
-
-# --- what a stand-alone client maps -----------------------------------------------------------
-
-
-def _look(native: NativeStore, address: int) -> int:
-    """Ask for an address: -600 if it is not mapped (50 us), -900 if nobody answers."""
-    return native.get_into(_NOBODYS_KEY, address, 1)
-
-
-def _taken_off(native: NativeStore, address: int, nbytes: int) -> bool:
-    """Take away what is mapped at the address of a block of ours; whether that could be done."""
-    # Only what is registered can be taken away.
-    native.register_buffer(address, nbytes)
-    native.unregister_buffer(address)
-    return _look(native, address) == _INVALID
-
-
-# --- the engine's list, which is the process's -------------------------------------------------
-
-_lock = threading.Lock()
-_freeing = threading.Lock()
-_clients: weakref.WeakSet[NativeStore] = weakref.WeakSet()
-_ending: list[float] = []  # since when dummy clients are being torn down; 0.0: it may be walking
-_has_room = False
-_blocks = 0
-# Filled by finalizers, which may run anywhere, also while a lock is held.
-_waiting: list[tuple[Any, dict[int, int], int]] = []
-
-
-def _make_room(allocator: Any) -> None:
-    global _has_room  # noqa: PLW0603  # the engine's list is the process's too
-    if not _has_room:
-        _has_room = True
-        for address in [allocator.alloc(1) for _ in range(_ROOM)]:
-            allocator.free(address)
-
-
-def _walking() -> bool:
-    """Tell whether a dummy client may be walking through the list."""
-    now = time.monotonic()
-    return any(now - began > _ENDING for began in _ending) or any(
-        native.health_check() == _UNREACHABLE for native in _clients
-    )
-
-
-def _free_waiting() -> None:
-    global _blocks  # noqa: PLW0603
-    with _lock:
-        clients = list(_clients)
-        if _walking():
-            return  # who does not answer would be asked in vain
-    for entry in [_waiting.pop() for _ in range(len(_waiting))]:
-        allocator, blocks, address = entry
-        nbytes = blocks[address]
-        if not all(
-            _look(native, address) == _INVALID or _taken_off(native, address, nbytes)
-            for native in clients
-        ):
-            _waiting.append(entry)
-            continue
-        # Beforehand, so that the block leaves the list quickly.
-        _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _REMOVE)
-        with _lock:
-            if _walking():
-                _waiting.append(entry)
-                continue
-            del blocks[address]
-            allocator.free(address)
-            _blocks -= 1
-
-
-def _after_fork_in_child() -> None:
-    # No lock can be trusted, the allocator's own neither, and the memory is the parent's.
-    global _lock, _freeing  # noqa: PLW0603  # once per process
-    _lock = threading.Lock()
-    _freeing = threading.Lock()
-    _waiting.clear()
-    _clients.clear()
-    _ending.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
