@@ -611,13 +611,13 @@ class EngineClient:
             self._forget(self.native)
         untrack(self)
         self.native = None
-        self._let_go()
+        self._let_go_of_memory()
         if self._shared is not None:
             blocks.free_unused()
         if self._tear_down is not None:
             give_memory_back()
 
-    def _let_go(self) -> None:
+    def _let_go_of_memory(self) -> None:
         """Let go of the memory that was kept for the engine, and of what has more of it."""
         if self._tear_down is not None:
             for thing in self._kept.values():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiomooncake.config import ReplicateConfig
-from aiomooncake.engine.combining import Combiner
 from aiomooncake.engine.watch import RPC_CODES
 from aiomooncake.errors import InvalidArgumentError, NotSupportedError, WrongLoopError
 
@@ -156,15 +154,14 @@ class EngineMirror(_Mirror):
 class BlockingMirror(_Mirror):
     """The binding's methods for threads without a loop: raw and blocking, through the same gate.
 
-    It runs on the calling thread. Not for a thread that runs an event loop. Threads that ask
-    ``is_exist`` or ``batch_is_exist`` at the same time share one question.
+    It runs on the calling thread. Not for a thread that runs an event loop.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check(name)
-        client, job, reads = self._client, self._combined(name), is_read(name)
+        client, job, reads = self._client, self._job(name), is_read(name)
         # As little as possible in a call: the native one leaves cold caches behind, and each
         # microsecond of Python costs four.
         in_loop, run = asyncio._get_running_loop, client.run_blocking
@@ -181,18 +178,3 @@ class BlockingMirror(_Mirror):
         call.__name__ = call.__qualname__ = name
         self.__dict__[name] = call  # the next look-up does not come here
         return call
-
-    def _combined(self, name: str) -> Callable[..., Any]:
-        job = self._job(name)
-        if name == "batch_is_exist":
-            ask = self._combiner.ask
-
-            def ask_many(*args: Any, **kwargs: Any) -> Any:
-                return job(*args, **kwargs) if kwargs or len(args) != 1 else ask(*args)
-
-            return ask_many
-        return job
-
-    @functools.cached_property
-    def _combiner(self) -> Combiner:
-        return Combiner(self._job("batch_is_exist"))

@@ -45,10 +45,7 @@ class Calls:
         self.at_once = max(1, min(_PIECES // len(places.sizes), _BYTES // places.nbytes))
 
     def exist(self, operation: str, keys: list[str]) -> list[int]:
-        """Ask which keys are there: 1 or 0, or what went wrong.
-
-        Threads that ask at the same time share one question to the master.
-        """
+        """Ask which keys are there: 1 or 0, or what went wrong."""
         return self._noted(operation, self._is_exist, keys)
 
     def read(self, blocks: Sequence[Block]) -> list[int]:

@@ -174,8 +174,7 @@ class MooncakeStoreWorker:
     def lookup(self, num_tokens: int, block_hashes: Sequence[bytes]) -> int:
         """Tell how many tokens of a request need not be computed.
 
-        From any thread without an event loop; those that ask at the same time share one question
-        to the master.
+        From any thread without an event loop.
 
         Args:
             num_tokens: Tokens of the request; the last one is always computed.
