@@ -1,7 +1,7 @@
 """What the tests of warm-up, diagnosis and master share.
 
-A scripted store, a master's HTTP answers, a port that accepts and says nothing (as a frozen process
-does), and a loop whose clock jumps.
+A scripted store, a master's HTTP answers, and a port that accepts and says nothing (as a frozen
+process does).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 import ctypes
 import json
-import selectors
+import mmap
 import socket
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from aiomooncake.config import StoreConfig
+from aiomooncake.errors import MooncakeError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-
-T = TypeVar("T")
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
 HANG = object()
 """A scripted answer that never comes."""
@@ -125,32 +125,17 @@ class FakeTarget:
             "memory://tests", **{"local_buffer_size": 1 << 20, **overrides}
         )
 
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that never waits: it moves the clock instead."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "nothing will ever happen: every task waits"
-            self.now += max(timeout, 0.0)
-        return ready
-
-
-def run_in_virtual_time(coro: Coroutine[Any, Any, T]) -> T:
-    """Run it on a loop whose clock starts at 0 and jumps over every wait."""
-    selector = _JumpingSelector()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now  # type: ignore[method-assign]
-    try:
-        return loop.run_until_complete(coro)
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    @contextlib.asynccontextmanager
+    async def allocate(self, nbytes: int) -> AsyncIterator[Any]:
+        memory = mmap.mmap(-1, nbytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        code = await self.engine.register_buffer(address, nbytes)
+        if code != 0:
+            raise MooncakeError("registering memory failed", code=code)
+        try:
+            yield SimpleNamespace(address=address, view=memoryview(memory))
+        finally:
+            await self.engine.unregister_buffer(address)
 
 
 def free_port() -> int:
