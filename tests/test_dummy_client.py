@@ -94,8 +94,8 @@ def helpers() -> list[str]:
     found: list[str] = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it ends meanwhile
-            for pid in (task / "children").read_text().split():
-                found.append(Path(f"/proc/{pid}/cmdline").read_text())
+            pids = (task / "children").read_text().split()
+            found.extend(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids)
     return [line for line in found if "listener.accept" in line]
 
 
