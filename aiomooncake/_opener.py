@@ -224,7 +224,8 @@ class Opener:
         client = await self._set_up_native(
             config, lifecycle, partial(self._refused, config, hostname)
         )
-        _watch(client, config, "the master", config.master_server_address, master)
+        address, told = config.master_server_address, self.on_health is not None
+        _watch(client, config, "the master", address, master, told=told)
         client.reopening = Reopening(client, lifecycle)
         if config.fail_fast:
             metrics = config.master_metrics_port
@@ -260,7 +261,9 @@ class Opener:
         client = await self._set_up_native(
             config, lifecycle, partial(self._refused_by_client, address, port), shared
         )
-        _watch(client, config, "the stand-alone client", address, (host, port))
+        # Which of the two it is, a dummy client can't tell.
+        what, told = "the stand-alone client (or its master),", self.on_health is not None
+        _watch(client, config, what, address, (host, port), told=told)
         return make_store(
             Store,
             client,
@@ -517,9 +520,13 @@ def _watch(
     what: str,
     address: str,
     server: tuple[str, int] | None,
+    *,
+    told: bool,
 ) -> None:
     who = f"{what} {mask_secrets(address)}"
     client.watch = MasterWatch(client, master=server, who=who, fail_fast=config.fail_fast)
+    if told:
+        client.watch.patrol()
 
 
 def methods_of(store_class: type[Any]) -> Methods:

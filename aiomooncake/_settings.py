@@ -107,7 +107,7 @@ def _protocol(value: object, field: str) -> str:
     if re.fullmatch(r"[a-z0-9_]+", name) is None:
         raise bad_value(field, value, 'give a transport, such as "tcp" or "rdma"')
     # Builds of the engine differ, so a foreign name passes; one that looks mistyped does not.
-    meant = name if name in _PROTOCOLS else nearest(name, _PROTOCOLS, cutoff=0.7)
+    meant = name if name in _PROTOCOLS else nearest(name, _PROTOCOLS, cutoff=0.65)
     if meant not in (name, None):
         raise bad_value(field, value, f"did you mean {meant!r}?")
     return name

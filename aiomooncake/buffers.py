@@ -180,7 +180,7 @@ class Buffer:
 
 
 class Slice(Block):
-    """A part of a :class:`Buffer`; not a copy.
+    """A part of a :class:`Buffer`; not a copy. What reaches beyond the memory is cut, as in Python.
 
     Attributes:
         buffer: The whole.

@@ -302,8 +302,8 @@ class MooncakeDistributedStoreAsync:
         store = self._store
         if store is None:
             raise StoreClosedError(
-                f"{name} refused: the store is not set up, or was closed; call setup() first, and "
-                "look at the code that it answers"
+                f"{name} refused: the store is not set up, or was closed; call setup() (or await "
+                "async_setup()) first, and look at the code that it answers"
             )
         return store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,9 +53,11 @@ def connect(
         engine: An in-memory engine to use instead of the wheel's.
         transfer_engine: A ``mooncake.engine.TransferEngine`` to share; its set-up holds the GIL.
         on_health: Told of each change of the store's health (an outage of the master begins or
-            ends, the store closes); called on the store's loop, or where that is not running on a
-            thread of the store.
-        **overrides: Fields of :class:`StoreConfig`, on top of the target.
+            ends, the store closes), a second or a few after it; a plain function, called on the
+            store's loop, or where that is not running on a thread of the store.
+        **overrides: Fields of :class:`StoreConfig`, on top of the target. With
+            ``client_server_address`` the stand-alone client is what counts, and the master that it
+            knows.
 
     Raises:
         ConfigError: Something about the target or an override is wrong.
@@ -64,6 +67,8 @@ def connect(
         WarmupError: The warm-up failed.
         ForkedProcessError: The process was forked from one that had opened a store.
     """
+    if inspect.iscoroutinefunction(on_health):
+        raise InvalidArgumentError("on_health is called, not awaited: give a plain function")
     opener = Opener(rank, timeout, warmup, engine, transfer_engine, on_health)
     return Opening("a store", opener.open(target, overrides), Store.aclose)
 

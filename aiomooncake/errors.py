@@ -243,7 +243,7 @@ class TooManyAbandonedError(MooncakeError, RuntimeError):
 
 
 class ClusterError(MooncakeError, RuntimeError):
-    """The private master could not be started, stopped or reached."""
+    """A private master or a fault proxy could not be started, stopped or reached."""
 
 
 # --- answers of the engine ------------------------------------------------------------------

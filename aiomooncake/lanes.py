@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._turns import Turns
 from aiomooncake.engine.client import OVERDUE
-from aiomooncake.errors import MooncakeError
+from aiomooncake.errors import MooncakeError, RpcError
 from aiomooncake.transfers import MERGED_BYTES
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ class Lane:
                 try:
                     answers.append(await waiter)
                 except MooncakeError as exc:
-                    if exc.key is None:
+                    # An outage is told key by key, as it is while it begins.
+                    if exc.key is None and not isinstance(exc, RpcError):
                         raise
                     answers.append(exc.with_traceback(None))  # of no use, and a cycle
                 else:

@@ -22,6 +22,7 @@ from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
     NotSupportedError,
+    RpcError,
     StoreClosedError,
     error_from_code,
     rank_label,
@@ -604,7 +605,8 @@ class Store(ZeroCopyVerbs):
             return [None] * keys
         if not isinstance(config, ReplicateConfig):
             raise InvalidArgumentError(
-                f"{verb} takes config=ReplicateConfig(...), not {type(config).__name__}",
+                f"{verb} takes config=aiomooncake.ReplicateConfig(...), not "
+                f"{type(config).__module__}.{type(config).__name__}",
                 rank=self.rank,
             )
         if not config.group_ids:
@@ -673,14 +675,21 @@ class Store(ZeroCopyVerbs):
     ) -> list[Any]:
         """Ask chunk by chunk, two of them side by side; distinct keys, answers in order."""
         client = self._client
+
+        async def ask(some: list[str]) -> list[Any]:
+            try:
+                return await client.run(client.small, verb, job, some, reads=reads)
+            except RpcError as exc:  # an outage is told key by key, as it is while it begins
+                return [exc.with_traceback(None)] * len(some)
+
         if len(keys) <= at_once:
-            return await client.run(client.small, verb, job, keys, reads=reads) if keys else []
+            return await ask(keys) if keys else []
         chunks = [keys[i : i + at_once] for i in range(0, len(keys), at_once)]
         answers: list[list[Any]] = [[]] * len(chunks)
 
         async def ask_every(first: int) -> None:
             for i in range(first, len(chunks), WIDTH):
-                answers[i] = await client.run(client.small, verb, job, chunks[i], reads=reads)
+                answers[i] = await ask(chunks[i])
 
         await together(ask_every(first) for first in range(WIDTH))
         return [answer for chunk in answers for answer in chunk]

@@ -99,8 +99,21 @@ def cluster(closing: Closing) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
+def values_cluster(closing: Closing) -> Iterator[LocalCluster]:
+    """A master as :func:`cluster`, on which no other store lends memory.
+
+    A store that closes takes its values along, and until it is gone the master may place some on
+    it: a test that opens another store here lends nothing.
+    """
+    _need_engine()
+    with LocalCluster(extra_args=["--eviction_ratio=0"]) as master:
+        yield master
+        closing.wait()
+
+
+@pytest.fixture(scope="session")
 def dummies_cluster(closing: Closing) -> Iterator[LocalCluster]:
-    """A master as :func:`cluster`, for stand-alone clients."""
+    """A master as :func:`values_cluster`, for the stand-alone client."""
     _need_engine()
     with LocalCluster(extra_args=["--eviction_ratio=0"]) as master:
         yield master
@@ -188,9 +201,8 @@ def store(request: pytest.FixtureRequest, closing: Closing) -> Iterator[Store]:
     if request.param == "memory":
         target = "memory://shared"
     elif request.param == "real":
-        target = request.getfixturevalue("cluster").address
+        target = request.getfixturevalue("values_cluster").address
     else:
-        # With a master of its own: on the shared one a value may be placed on a store that closes.
         cluster: LocalCluster = request.getfixturevalue("dummies_cluster")
         client = cluster.blocking.start_client(global_segment_size=192 * MB)
         options = {"client_server_address": client.address, "mem_pool_size": 16 * MB}

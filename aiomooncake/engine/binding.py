@@ -115,6 +115,8 @@ def _load() -> Binding:
     shared_object = sys.modules[store_class.__module__].__file__
     if quiet:
         _silence(shared_object or "")
+        # Child processes would take it for their user's wish.
+        os.environ.pop("MC_LOG_LEVEL", None)
     return Binding(
         module=module,
         store_class=store_class,

@@ -353,6 +353,8 @@ class EngineClient:
 
         As many as may be abandoned, since each of them burns a core.
         """
+        if self.dummy:  # a request to a frozen process ends after 30 s, whatever is set
+            self.suspect_master()
         return lane.aside < self._max_aside and lane.set_aside(call)
 
     def _late(self, lane: Lane, call: Call, timers: list[asyncio.TimerHandle]) -> None:

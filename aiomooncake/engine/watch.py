@@ -32,6 +32,7 @@ _PROBE_TIMEOUT: Final = 1.0
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
 _PING_TIME: Final = 3.0
+_PATROL: Final = 1.0
 _QUIET: Final = 1.0
 """Seconds after a look that found nothing, in which further failures are not looked into."""
 _PROBE: Final = b"aiomooncake"
@@ -88,6 +89,18 @@ class MasterWatch:
 
     def _busy(self) -> bool:
         return self._watching or self._stopped.is_set()
+
+    def patrol(self) -> None:
+        """Look at the engine's pings once a second, so that an idle store notices an outage too."""
+        label = rank_label(self._client.rank) or "store"
+        threading.Thread(
+            target=self._patrol, name=f"aiomooncake-{label}-patrol", daemon=True
+        ).start()
+
+    def _patrol(self) -> None:
+        while not self._stopped.wait(_PATROL):
+            if self._try(lambda native: native.health_check()) != 0 and not self.just_seen:
+                self.suspect()
 
     def refusal(self, name: str) -> RpcError:
         """Make the error of a call that need not be tried."""

@@ -670,7 +670,7 @@ async def test_a_store_without_a_local_buffer_does_all_the_same(
     request: pytest.FixtureRequest, store: Store, open_store: Any, keys: Any
 ) -> None:
     target = target_of(store)
-    bare = await open_store(target, global_segment_size=32 * MB, local_buffer_size=0)
+    bare = await open_store(target, global_segment_size=0, local_buffer_size=0)
     small, large, over, many = wanted = keys(4)
     await bare.put(small, b"v")
     await bare.upsert(small, b"w")

@@ -783,7 +783,7 @@ async def test_a_store_may_be_closed_with_its_buffers_open(
     store: Store, open_store: Any, key: str
 ) -> None:
     target = target_of(store)
-    mine = await open_store(target, global_segment_size=16 * MB, local_buffer_size=0)
+    mine = await open_store(target, global_segment_size=0, local_buffer_size=0)
     buffer, other = await mine.allocate(1 * MB), await mine.register(bytearray(100))
     await mine.put_from(key, buffer)
     await mine.aclose()

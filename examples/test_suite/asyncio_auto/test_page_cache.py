@@ -42,7 +42,7 @@ async def test_a_store_that_fails_does_not_fail_the_page(fake_mooncake: FakeMoon
 
 async def test_a_store_that_hangs_does_not_hold_the_page(fake_mooncake: FakeMooncake) -> None:
     """The call stays in the engine; the page does not wait for it."""
-    cache = PageCache(await fake_mooncake.connect(), budget=0.05)
+    cache = PageCache(await fake_mooncake.connect())
     fake_mooncake.fault("reads", hold=threading.Event())
     assert await cache.page("index", render) == b"<p>hello</p>"
     assert cache.failures == 1

@@ -63,7 +63,7 @@ class TestInMemory(MooncakeCase):
 
     async def test_a_store_that_hangs_does_not_hold_the_page(self) -> None:
         """The call stays in the engine; the page does not wait for it."""
-        cache = PageCache(await self.fake.connect(), budget=0.05)
+        cache = PageCache(await self.fake.connect())
         self.fake.fault("reads", hold=threading.Event())
         self.assertEqual(await cache.page("index", render), b"<p>hello</p>")
         self.assertEqual(cache.failures, 1)
