@@ -262,8 +262,9 @@ class Opener:
             config, lifecycle, partial(self._refused_by_client, address, port), shared
         )
         # Which of the two it is, a dummy client can't tell.
-        what, told = "the stand-alone client (or its master),", self.on_health is not None
-        _watch(client, config, what, address, (host, port), told=told)
+        who = f"{mask_secrets(address)} (client_server_address), or its master,"
+        told = self.on_health is not None
+        _watch(client, config, "the stand-alone client", who, (host, port), told=told)
         return make_store(
             Store,
             client,
@@ -289,9 +290,10 @@ class Opener:
     ) -> EngineClient:
         """Set up a client; a try that fails is made again with a fresh object."""
 
-        def tear_down(native: NativeStore) -> None:
+        def tear_down(native: NativeStore | None) -> None:
             try:
-                lifecycle.tear_down(native)
+                if native is not None:
+                    lifecycle.tear_down(native)
             finally:
                 if self.private_master is not None:
                     self.private_master.blocking.stop()

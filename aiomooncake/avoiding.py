@@ -24,20 +24,19 @@ def suspect_peers(client: EngineClient, verb: str, key: str) -> None:
     if peers is None or not peers.wants_news:
         return
     if verb.startswith("get"):
-        peers.suspect(_holders(client, [key]).get(key, ()))
+        peers.suspect(_holders(client, [key]).values())
     else:
         peers.suspect_all()  # the engine does not say where it tried to store a value
 
 
 def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[str, MooncakeError]:
-    """Find the keys that only peers hold which do not answer, and why they are not tried."""
+    """Find the keys that would be read from peers which do not answer, and why they are not."""
     stuck = client.peers.stuck if client.peers is not None else {}
     if not stuck:
         return {}
     refused: dict[str, MooncakeError] = {}
-    for key, holders in _holders(client, keys).items():
-        if holders <= stuck.keys():
-            peer = min(holders)
+    for key, peer in _holders(client, keys).items():
+        if peer in stuck:
             hint = (
                 f"It was not tried: the peer {peer}, which holds it, has not answered for "
                 f"{time.time() - stuck[peer]:.1f} s. It is tried again when the peer answers."
@@ -59,12 +58,12 @@ def kept_off(config: ReplicateConfig | None, peers: PeerWatch | None) -> Replica
     return config.replace(preferred_segments=peers.elsewhere)
 
 
-def _holders(client: EngineClient, keys: Sequence[str]) -> dict[str, set[str]]:
-    """Tell the transport end points of those who hold values in memory."""
-    found: dict[str, set[str]] = {}
+def _holders(client: EngineClient, keys: Sequence[str]) -> dict[str, str]:
+    """Tell from whom the engine would read values: the first copy in memory, not the others."""
+    found: dict[str, str] = {}
     for key, replicas in client.native_object.batch_get_replica_desc(list(keys)).items():
         for replica in replicas:
             if replica.is_memory_replica():
-                place = replica.get_memory_descriptor().buffer_descriptor
-                found.setdefault(key, set()).add(place.transport_endpoint)
+                found[key] = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+                break
     return found

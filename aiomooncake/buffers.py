@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -24,6 +25,8 @@ __all__ = [
     "Slice",
     "memory_of",
 ]
+
+log = logging.getLogger("aiomooncake")
 
 _ADDRESSES = 1 << 64
 
@@ -92,9 +95,12 @@ class Buffer:
 
         Cancelled, it still waits for that, so that the memory is the caller's again afterwards.
         """
-        if self._closing is None or self._closing.get_loop() is not asyncio.get_running_loop():
-            self._closing = asyncio.ensure_future(self._unregister(self))
-        await finished(self._closing)
+        closing = self._closing
+        if closing is not None and closing.done() and (closing.cancelled() or closing.exception()):
+            closing = None  # it failed, and is tried again
+        if closing is None or closing.get_loop() is not asyncio.get_running_loop():
+            closing = self._closing = asyncio.ensure_future(self._unregister(self))
+        await finished(closing)
 
     async def __aenter__(self) -> Buffer:
         return self
@@ -163,10 +169,19 @@ class Buffer:
             native.unregister_buffer(self.address)
             self.registered = False
 
-    def renew(self, native: NativeStore) -> None:
+    def renew(self, native: NativeStore) -> bool:
         """Register the memory with a new native object, which was given to the store."""
         if self.registered:
-            self.registered = native.register_buffer(self.address, self.nbytes) >= 0
+            code = native.register_buffer(self.address, self.nbytes)
+            self.registered = code >= 0
+            if code < 0:
+                log.warning("%r could not be registered anew: %d", self, code)
+        return self.registered
+
+    @property
+    def held(self) -> object:
+        """What keeps the memory in place."""
+        return self._owner
 
     def let_go(self) -> None:
         """Hold on to the memory no longer; what others made of ``view`` stays good."""

@@ -177,7 +177,13 @@ class MooncakeDistributedStoreAsync:
         """0: fine, 1: not set up, or to be set up again, 2: master unreachable. Never blocks."""
         store = self._store
         state = "closed" if store is None else store.health().state
-        answers = {"ready": _HEALTHY, "master-unreachable": _UNREACHABLE}
+        answers = {
+            "ready": _HEALTHY,
+            "degraded": _HEALTHY,
+            "re-mounting": _HEALTHY,
+            "master-unreachable": _UNREACHABLE,
+            "client-unreachable": _UNREACHABLE,
+        }
         return answers.get(state, _NOT_SET_UP)
 
     async def async_health_check(self) -> int:

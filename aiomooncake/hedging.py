@@ -80,7 +80,7 @@ class GetLane(ReadLane):
         """
         client = self._client
         waiting = {item.key: item for item in batch.items if item.waiters}
-        if len(waiting) < 2:  # noqa: PLR2004  # nobody to part from
+        if not waiting:
             return
         try:
             owners = await client.run(
@@ -92,6 +92,8 @@ class GetLane(ReadLane):
         for key, item in waiting.items():
             # One without an owner is missing, or on a disk: it does not need the others' owners.
             groups.setdefault(owners.get(key, ""), []).append(item)
+        if client.peers is not None:
+            client.peers.suspect(owner for owner in groups if owner)
         if len(groups) < 2 or batch not in self._batches:  # noqa: PLR2004  # nobody to part from
             return
         for owner, items in groups.items():

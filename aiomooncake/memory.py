@@ -245,10 +245,11 @@ class ScratchPool:
         with self._lock:
             self._free.clear()
 
-    def renew(self, native: NativeStore) -> None:  # noqa: ARG002  # blocks are made when needed
+    def renew(self, native: NativeStore) -> bool:  # noqa: ARG002  # blocks are made when needed
         """Forget the blocks that an object knew that is gone."""
         with self._lock:
             self._free.clear()
+        return True
 
     def forget(self, native: NativeStore) -> None:
         """Unregister what is free, from a client that lives on."""
@@ -324,11 +325,12 @@ class Registrations:
             self._regions.remove(region)
             self._changed.notify_all()
 
-    def renew(self, native: NativeStore) -> None:  # noqa: ARG002  # moves register when they begin
+    def renew(self, native: NativeStore) -> bool:  # noqa: ARG002  # moves register when they begin
         """Forget the regions that an object knew that is gone."""
         with self._changed:
             self._regions.clear()
             self._changed.notify_all()
+        return True
 
     def __repr__(self) -> str:
         return f"<Registrations {len(self._regions)} regions>"

@@ -27,6 +27,7 @@ from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
     StoreClosedError,
+    TaintedStoreError,
     error_from_code,
 )
 from aiomooncake.load import Load
@@ -399,7 +400,7 @@ class ZeroCopyVerbs:
             if buffer.registered:  # cancelled too late
                 await buffer.aclose()
             else:
-                client.keep_no_longer(buffer)
+                client.keep_no_longer(buffer, never_known=True)
             raise
         return buffer
 
@@ -449,8 +450,14 @@ class ZeroCopyVerbs:
 
         await buffer.shut()
         # A store that is closed, or closing, lets go of all its memory itself.
-        with contextlib.suppress(StoreClosedError):
+        try:
             await client.run(client.control, "unregister", unregister, bounded=True)
+        except StoreClosedError:
+            pass
+        except TaintedStoreError:
+            # Until the object is gone that knows the memory, it may write into it.
+            client.keep_until_gone(buffer.held)
+            buffer.registered = False
         buffer.let_go()
         if shared is not None:
             await anyio.to_thread.run_sync(free_unused)

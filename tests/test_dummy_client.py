@@ -385,8 +385,7 @@ async def test_memory_of_the_engines_own_serves_its_calls_by_value(site: Site) -
 async def test_every_call_says_that_the_process_is_gone(
     own_site: Site, eventually: Eventually
 ) -> None:
-    address = own_site.client.address
-    gone = f"stand-alone client {address} "  # does not answer, or has not for so long
+    gone = re.compile(rf"stand-alone client.* {own_site.client.address} .*answer")
     async with own_site.connect() as store, store.allocate(KB) as memory:
         await store.put("key", b"v")
         await own_site.client.kill()
@@ -408,7 +407,7 @@ async def test_every_call_says_that_the_process_is_gone(
             store.view("key"),
             store.allocate(KB),
         ):
-            with pytest.raises(RpcError, match=re.escape(gone)) as caught:
+            with pytest.raises(RpcError, match=gone) as caught:
                 await call
             assert caught.value.code == -900
         for many in (
@@ -420,7 +419,7 @@ async def test_every_call_says_that_the_process_is_gone(
             with pytest.raises((BatchError, RpcError)) as failed:
                 await many
             errors = failed.value.errors.values() if isinstance(failed.value, BatchError) else ()
-            assert all(gone in str(error) for error in errors or (failed.value,))
+            assert all(gone.search(str(error)) for error in errors or (failed.value,))
         assert time.monotonic() - began < 5
         with pytest.raises(RpcError):
             await store.remove_all()
@@ -605,6 +604,7 @@ async def test_calls_on_a_frozen_process_can_be_timed_and_go_on_later(
         async with LoopStallProbe() as probe:
             await own_site.client.pause()
             began = time.monotonic()
+            reading = asyncio.create_task(store.get_into("key", memory))
             timed = await asyncio.gather(
                 *(
                     asyncio.wait_for(call, 0.5)
@@ -624,16 +624,14 @@ async def test_calls_on_a_frozen_process_can_be_timed_and_go_on_later(
             )
             assert [type(answer) for answer in timed] == [asyncio.TimeoutError] * 9
             assert time.monotonic() - began < 3
-            with pytest.raises(RpcError, match="allocate failed: -900"):
+            with pytest.raises(RpcError, match=r"allocate .*-900|allocate refused"):
                 await store.allocate(KB)
-            reading = asyncio.create_task(store.get_into("key", memory))
-            await asyncio.sleep(0.1)
             assert not reading.done()
             await own_site.client.resume()
             assert await reading == 1
             await eventually(lambda: not store.stats().in_flight)
+            await eventually(lambda: store.health().state == "ready")
         assert probe.longest < STILL
-        assert store.health().state == "ready"
         assert await store.get_many(["key", "none"]) == [b"v", None]
         await store.put("more", b"w")
         async with store.allocate(KB) as another:

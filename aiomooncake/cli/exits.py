@@ -47,6 +47,7 @@ EXITS: Final = (
     Exit(16, DiagnosisKind.LOCAL_BUFFER_TOO_SMALL, "the local buffer is too small"),
     Exit(17, DiagnosisKind.TENANT_REFUSED, "the tenant is not known, or over its quota"),
     Exit(18, DiagnosisKind.UNKNOWN, "a cause that could not be found"),
+    Exit(19, DiagnosisKind.CLIENT_UNREACHABLE, "the stand-alone client does not answer"),
     Exit(INTERRUPTED + 2, None, "interrupted (Ctrl-C), left cleanly"),
     Exit(INTERRUPTED + 15, None, "terminated (SIGTERM), left cleanly"),
 )

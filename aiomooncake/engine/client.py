@@ -77,8 +77,8 @@ class Forgettable(Protocol):
 class Renewable(Protocol):
     """What has registered memory with a client, and does it again with a new native object."""
 
-    def renew(self, native: NativeStore) -> None:
-        """Register the memory with the new object; the old one is gone. Blocking."""
+    def renew(self, native: NativeStore) -> bool:
+        """Register the memory with the new object, for the old one is gone; whether it knows it."""
 
 
 def _nothing() -> None:
@@ -103,7 +103,7 @@ class EngineClient:
         rank: int | str | None,
         threads: int,
         max_abandoned: int,
-        tear_down: Callable[[NativeStore], object] | None,
+        tear_down: Callable[[Any], object] | None,
         guarded: bool,
         shared: SharedMemory | None = None,
     ) -> None:
@@ -226,9 +226,9 @@ class EngineClient:
         """Hold on to memory that the engine may touch until it is torn down."""
         self._kept[id(thing)] = thing
 
-    def keep_no_longer(self, thing: object) -> None:
+    def keep_no_longer(self, thing: object, *, never_known: bool = False) -> None:
         """Let go of memory that the engine does not know any more; unless nothing is certain."""
-        if self.gate.tainted is None:
+        if never_known or self.gate.tainted is None:
             self._kept.pop(id(thing), None)
 
     # ------------------------------------------------------------------ calls
@@ -353,6 +353,8 @@ class EngineClient:
 
         As many as may be abandoned, since each of them burns a core.
         """
+        if self.peers is not None:  # one of them may be frozen
+            self.peers.suspect_all()
         if self.dummy:  # a request to a frozen process ends after 30 s, whatever is set
             self.suspect_master()
         return lane.aside < self._max_aside and lane.set_aside(call)
@@ -569,7 +571,9 @@ class EngineClient:
             self.gate.drained(None)
             for lane in self._lanes:
                 lane.close()
-            if self._tear_down is not None and self.native is not None:
+            # A re-opening that was stopped may have left no object, but what belongs to it.
+            left = self.native is not None or self.reopening is not None
+            if self._tear_down is not None and left:
                 # A call like the others, so that whoever looks for stuck ones finds it.
                 last = Call("tear-down", self._tear_down, (self.native,), self._over)
                 self.gate.enter(last, closing=True)
@@ -590,7 +594,10 @@ class EngineClient:
     def visit(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run a job of the re-opening on the calling thread, counted as a call."""
         call = Call(name, fn, args, self._over)
-        self.gate.enter(call, opening=True)
+        try:
+            self.gate.enter(call, opening=True)
+        except StoreClosedError:  # a close has begun, and waits for the re-opening to end
+            self.gate.enter(call, closing=True)
         call.run()
         call.on_done(call)
         return call.outcome()  # type: ignore[no-any-return]
@@ -598,9 +605,8 @@ class EngineClient:
     def renew(self, native: NativeStore) -> None:
         """Go on with a new native object that is set up, and tell it what the old one knew."""
         for name, thing in list(self._kept.items()):
-            if isinstance(thing, Renewable):
-                thing.renew(native)
-            else:  # memory that only the old object could touch
+            # What is left is memory that only the old object could touch.
+            if not (isinstance(thing, Renewable) and thing.renew(native)):
                 self._kept.pop(name, None)
         self.hostname = native.get_hostname()
         self.native = native

@@ -100,6 +100,7 @@ class PeerWatch:
                     return
                 self._stopped.wait(_PAUSE)
         finally:
+            self.stuck, self.elsewhere = {}, ()  # nobody would look at them any more
             with self._lock:
                 self._suspects.clear()
                 self._all = False
@@ -114,7 +115,8 @@ class PeerWatch:
                 names = {each.endpoint: each.name for each in found if each.status == "OK"}
         long_ago = time.time() - _FORGET_AFTER
         with self._lock:
-            wanted = self._suspects | {peer for peer, at in self.stuck.items() if at > long_ago}
+            suspects, self._suspects = self._suspects, set()
+            wanted = suspects | {peer for peer, at in self.stuck.items() if at > long_ago}
             if self._all:
                 wanted |= set(names)
         if names:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from aiomooncake.errors import MooncakeError, code_name, rank_label
+from aiomooncake.errors import code_name, rank_label
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
@@ -76,12 +76,14 @@ class Reopening:
         )
         try:
             client.gate.drained(None)
-            native, client.native = client.native, None
-            if native is not None:
-                client.visit("tear-down", self._lifecycle.tear_down, native)
+            if self._stopped.is_set():
+                return  # it is closing, which tears the object down
+            client.visit("tear-down", self._lifecycle.tear_down, client.native_object)
+            client.native = None
             fresh = self._set_up()
-        except MooncakeError:
-            return  # it is closing, or this is a forked child
+        except Exception:
+            log.exception("%sthe store can't be opened anew: close it, and connect again", prefix)
+            return
         if fresh is not None:
             client.renew(fresh)
             log.warning("%sthe store is open again after %.1f s", prefix, time.monotonic() - began)

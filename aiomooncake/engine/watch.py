@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from aiomooncake.errors import MooncakeError, RpcError, rank_label
@@ -33,6 +34,8 @@ _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
 _PING_TIME: Final = 3.0
 _PATROL: Final = 1.0
+_MOUNTING: Final = 10.0
+"""Seconds after which a master without room is full, and not new: clients mount again in one."""
 _QUIET: Final = 1.0
 """Seconds after a look that found nothing, in which further failures are not looked into."""
 _PROBE: Final = b"aiomooncake"
@@ -125,12 +128,12 @@ class MasterWatch:
 
     def _watch(self) -> None:
         try:
-            if not self._answers():
-                self._turn("away")
-                self._wait_until(self._answers)
-            if not self._mounted():
-                self._turn("mounting")
-                self._wait_until(self._mounted)
+            while not self._stopped.is_set():
+                if not self._answers():
+                    self._turn("away")
+                    self._wait_until(self._answers)
+                if self._settles():
+                    return
         finally:
             if not self._stopped.is_set():
                 self._turn("there")
@@ -166,13 +169,27 @@ class MasterWatch:
         self._seen = time.monotonic()
         return True
 
-    def _mounted(self) -> bool:
-        """Try whether there is room for a value, as a restarted master has none at first."""
-        key = _probe_key()
-        code = self._try(lambda native: native.put(key, _PROBE))
-        if code == 0:
-            self._try(lambda native: native.remove(key, True))
-        return code != _NO_HANDLE
+    def _settles(self) -> bool:
+        """Wait until there is room for a value again; False when the master is away again.
+
+        A restarted master has none until its clients have mounted their segments. A full one has
+        none either, with the same code, so that the wait is bounded.
+        """
+        deadline = time.monotonic() + _MOUNTING
+        delay = _FIRST_DELAY
+        while not self._stopped.is_set():
+            key = _probe_key()
+            code = self._try(partial(_put, key))
+            if code == 0:
+                self._try(partial(_remove, key))
+            if code in RPC_CODES:
+                return False
+            if code != _NO_HANDLE or time.monotonic() > deadline:
+                break
+            self._turn("mounting")
+            self._stopped.wait(delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
+        return True
 
     def _try(self, call: Callable[[NativeStore], int]) -> int:
         client = self._client
@@ -180,6 +197,14 @@ class MasterWatch:
             return client.ask("probe", lambda: call(client.native_object))
         except MooncakeError:
             return 0  # the store closes, or is tainted: it is not the master's fault
+
+
+def _put(key: str, native: NativeStore) -> int:
+    return native.put(key, _PROBE)
+
+
+def _remove(key: str, native: NativeStore) -> int:
+    return native.remove(key, True)  # its name differs from wheel to wheel
 
 
 def _probe_key() -> str:
