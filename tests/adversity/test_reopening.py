@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import aiomooncake
 from aiomooncake import LocalCluster, MooncakeError, TaintedStoreError
 from aiomooncake.testing.stall import LoopStallProbe
 
@@ -122,3 +123,50 @@ async def test_a_master_that_is_away_is_waited_for(
     await store.warmup()
     await store.put("k", b"v")
     assert await store.get("k") == b"v"
+
+
+async def reopening(store: Any, hold: Any, eventually: Any) -> asyncio.Future[Any]:
+    """Hold a store in its re-opening, by a call that it waits for."""
+    call = asyncio.ensure_future(store._client.run(store._client.bulk, "held", hold.wait))
+    await hold()
+    await tainted(store)
+    await eventually(lambda: store.health().state == "reopening")
+    return call
+
+
+async def test_memory_may_be_given_back_meanwhile(
+    own_cluster: LocalCluster, open_store: Any, eventually: Any, hold: Any
+) -> None:
+    """It failed, and could not be repeated; and memory that was refused was held to the end."""
+    store = await open_store(own_cluster.address, **OPTIONS)
+    buffer = await store.allocate(MB)
+    kept = len(store._client._kept) - 1
+    call = await reopening(store, hold, eventually)
+    await buffer.aclose()
+    assert not buffer.registered
+    with pytest.raises(TaintedStoreError):
+        await store.register(bytearray(MB))
+    hold.set()
+    await call
+    await eventually(lambda: store.health().ok)
+    assert len(store._client._kept) == kept
+    await buffer.aclose()
+
+
+async def test_a_close_that_meets_it_waiting_tears_the_object_down(
+    cluster: LocalCluster, eventually: Any, hold: Any
+) -> None:
+    """The object was dropped instead, under the GIL, and a private master lived on."""
+    store = await aiomooncake.connect("local://", global_segment_size="32MiB", timeout=20)
+    call = await reopening(store, hold, eventually)
+    async with LoopStallProbe() as probe:
+        closing = asyncio.ensure_future(store.aclose(timeout=None))
+        await eventually(lambda: store.closed)
+        hold.set()
+        await closing
+    await call
+    assert probe.longest < 0.5
+    assert store.health().state == "closed"
+    host, _, port = store.config.master_server_address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
