@@ -121,7 +121,7 @@ async def test_a_master_that_is_away_is_waited_for(
     await eventually(lambda: store.health().state == "reopening")
     await own_cluster.start()
     with anyio.fail_after(40):  # the engine's tear-down looks for the dead master for 5-14 s
-        while store.health().state == "reopening":
+        while store.health().state == "reopening":  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)
     await store.warmup()
     await store.put("k", b"v")
