@@ -130,7 +130,8 @@ async def test_a_master_that_is_away_is_waited_for(
 
 async def reopening(store: Any, hold: Any, eventually: Any) -> asyncio.Future[Any]:
     """Hold a store in its re-opening, by a call that it waits for."""
-    call = asyncio.ensure_future(store._client.run(store._client.bulk, "held", hold.wait))
+    client = store._client
+    call: asyncio.Future[Any] = asyncio.ensure_future(client.run(client.bulk, "held", hold.wait))
     await hold()
     await tainted(store)
     await eventually(lambda: store.health().state == "reopening")
@@ -170,6 +171,7 @@ async def test_a_close_that_meets_it_waiting_tears_the_object_down(
     await call
     assert probe.longest < 0.5
     assert store.health().state == "closed"
+    assert store.config is not None
     host, _, port = store.config.master_server_address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, int(port))
