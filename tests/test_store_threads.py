@@ -673,7 +673,9 @@ async def test_a_result_that_comes_when_its_loop_is_gone_hurts_nobody(
 
 
 async def test_options_must_be_a_replicate_config(store: Store) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"ReplicateConfig\(\.\.\.\), not builtins\.dict"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"ReplicateConfig\(\.\.\.\), not builtins\.dict"
+    ):
         await store.put("new", b"v", config={"replica_num": 2})  # type: ignore[arg-type]
 
 
