@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import threading
 import time
 import uuid
@@ -25,12 +24,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from aiomooncake.engine.knock import answers
+
 if TYPE_CHECKING:
     from aiomooncake.engine.protocol import NativeStore
 
 __all__ = [
     "NOT_MAPPED",
-    "answers",
     "attach",
     "detached",
     "free_unused",
@@ -47,7 +47,6 @@ _UNREACHABLE: Final = 2  # of health_check(): set before that walk, and cleared 
 # Blocks that the list has room for; each is a file descriptor too, of 1024 by default.
 _ROOM: Final = 256
 _SPARE: Final = 64  # of these, for what others put on the list
-_PROBE_TIMEOUT: Final = 1.0
 # Seconds in which a dummy client ends, unless its stand-alone client is frozen.
 _ENDING: Final = 2.5
 _REMOVE: Final = 9  # Linux's MADV_REMOVE
@@ -66,18 +65,6 @@ _waiting: list[tuple[Any, dict[int, int], int]] = []
 
 
 # --- what a stand-alone client maps -----------------------------------------------------------
-
-
-def answers(server: tuple[str, int]) -> bool | None:
-    """Tell whether a process reads what it is sent; False if it is frozen, None if it is gone."""
-    try:
-        with socket.create_connection(server, timeout=_PROBE_TIMEOUT) as probe:
-            probe.shutdown(socket.SHUT_WR)
-            return not probe.recv(1)
-    except TimeoutError:
-        return False
-    except OSError:
-        return None
 
 
 def look(native: NativeStore, address: int) -> int:

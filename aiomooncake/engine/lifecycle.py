@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiomooncake._time_limits import process_limits, setup_limits
 from aiomooncake.engine import blocks
 from aiomooncake.engine.entry_points import DummyEntry, RealEntry
+from aiomooncake.engine.knock import answers
 from aiomooncake.engine.options import check_options
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class DummyLifecycle:
         long it takes.
         """
         if self._config.mem_pool_size:
-            while (there := blocks.answers(self._server)) is not None:
+            while (there := answers(self._server)) is not None:
                 if there and native.health_check() != _UNREACHABLE:
                     break
                 time.sleep(_PAUSE)

@@ -7,9 +7,7 @@ that, and only while there is something to watch for.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 import time
 import uuid
@@ -17,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
+from aiomooncake.engine.knock import answers
 from aiomooncake.errors import MooncakeError, RpcError, rank_label
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ log = logging.getLogger("aiomooncake")
 
 RPC_CODES: Final = (-900, -901)
 _NO_HANDLE: Final = -200
-_PROBE_TIMEOUT: Final = 1.0
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
 _PING_TIME: Final = 3.0
@@ -55,7 +53,6 @@ class MasterWatch:
     Attributes:
         presence: ``"there"``, ``"away"``, or ``"mounting"``: back, but there is no segment yet.
         since: When that began, as ``time.time()``.
-        outages: How often it was away.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class MasterWatch:
     ) -> None:
         self.presence: Presence = "there"
         self.since = time.time()
-        self.outages = 0
         self._client = client
         self._master = master
         self.who = who
@@ -154,7 +150,6 @@ class MasterWatch:
         self._client.gate.away = self.refusal if presence == "away" and self._fail_fast else None
         prefix = f"[{rank_label(self._client.rank)}] " if self._client.rank is not None else ""
         if presence == "away":
-            self.outages += 1
             log.warning("%s%s does not answer: calls fail until it does", prefix, self.who)
         elif was == "away":
             log.warning("%s%s answers again after %.1f s", prefix, self.who, waited)
@@ -162,7 +157,7 @@ class MasterWatch:
 
     def _answers(self) -> bool:
         """Knock at its port, which is quick, and then make a request."""
-        if self._master is not None and not _reads(self._master):
+        if self._master is not None and not answers(self._master):
             return False
         if self._try(lambda native: native.is_exist(_probe_key())) in RPC_CODES:
             return False
@@ -209,11 +204,3 @@ def _remove(key: str, native: NativeStore) -> int:
 
 def _probe_key() -> str:
     return f"aiomooncake-probe-{uuid.uuid4().hex}"
-
-
-def _reads(address: tuple[str, int]) -> bool:
-    """Tell whether a process accepts there and reads what it is sent; a frozen one does not."""
-    with contextlib.suppress(OSError), socket.create_connection(address, _PROBE_TIMEOUT) as probe:
-        probe.shutdown(socket.SHUT_WR)
-        return not probe.recv(1)
-    return False
