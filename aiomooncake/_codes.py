@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CODES", "CodeInfo", "code_name"]
+__all__ = ["CODES", "RPC_CODES", "CodeInfo", "code_name"]
+
+RPC_CODES: Final = (-900, -901)
+"""A request did not get through, or was not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)

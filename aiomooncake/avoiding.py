@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.errors import MooncakeError, error_from_code
+from aiomooncake.replicas import first_copies
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
@@ -24,7 +25,8 @@ def suspect_peers(client: EngineClient, verb: str, key: str) -> None:
     if peers is None or not peers.wants_news:
         return
     if verb.startswith("get"):
-        peers.suspect(_holders(client, [key]).values())
+        found = first_copies(client.native_object, [key])
+        peers.suspect(copy.transport_endpoint for copy in found.values())
     else:
         peers.suspect_all()  # the engine does not say where it tried to store a value
 
@@ -35,7 +37,8 @@ def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[st
     if not stuck:
         return {}
     refused: dict[str, MooncakeError] = {}
-    for key, peer in _holders(client, keys).items():
+    for key, copy in first_copies(client.native_object, keys).items():
+        peer = copy.transport_endpoint
         if peer in stuck:
             hint = (
                 f"It was not tried: the peer {peer}, which holds it, has not answered for "
@@ -56,14 +59,3 @@ def kept_off(config: ReplicateConfig | None, peers: PeerWatch | None) -> Replica
     if config.preferred_segments or config.preferred_segment or config.prefer_alloc_in_same_node:
         return config
     return config.replace(preferred_segments=peers.elsewhere)
-
-
-def _holders(client: EngineClient, keys: Sequence[str]) -> dict[str, str]:
-    """Tell from whom the engine would read values: the first copy in memory, not the others."""
-    found: dict[str, str] = {}
-    for key, replicas in client.native_object.batch_get_replica_desc(list(keys)).items():
-        for replica in replicas:
-            if replica.is_memory_replica():
-                found[key] = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
-                break
-    return found

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aiomooncake._buffers import address_of, new_bytes
+from aiomooncake._codes import RPC_CODES
 from aiomooncake._replicate import refusal_hint
 from aiomooncake.avoiding import TRANSFER_FAIL, kept_off, suspect_peers
 from aiomooncake.config import ReplicateConfig
@@ -46,6 +47,7 @@ from aiomooncake.memory import (
     map_memory,
     register_memory,
 )
+from aiomooncake.replicas import first_copies
 
 T = TypeVar("T")
 
@@ -69,7 +71,6 @@ _NOT_READY = -703
 _NOT_FOUND = -704
 _EXISTS = -705
 _LEASE_EXPIRED = -707
-_RPC_CODES = (-900, -901)
 # An object whose put is not finished can't be read: to a reader it is not there yet.
 MISSES = (_NOT_FOUND, _NOT_READY)
 
@@ -453,7 +454,7 @@ class Moves:
         if self.shared is not None:
             error = self.shared.error(code, verb, key)
         if error is None:
-            hint = f"The master is {self._master}." if code in _RPC_CODES and self._master else ""
+            hint = f"The master is {self._master}." if code in RPC_CODES and self._master else ""
             if code == _INVALID:
                 hint = refusal_hint(config, verb)
             error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
@@ -484,17 +485,8 @@ class Moves:
 
     def sizes(self, keys: Sequence[str]) -> dict[str, int]:
         """Tell the sizes of values in memory. A key that is missing here may be anything."""
-        found = self._descriptors(self._client.native_object, list(keys))
-        return {key: descriptor.size for key, descriptor in found.items()}
-
-    def _descriptors(self, native: NativeStore, keys: list[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, replicas in native.batch_get_replica_desc(keys).items():
-            for replica in replicas:
-                if replica.is_memory_replica():
-                    found[key] = replica.get_memory_descriptor().buffer_descriptor
-                    break
-        return found
+        found = first_copies(self._client.native_object, keys)
+        return {key: copy.size for key, copy in found.items()}
 
     def check_length(self, codes: Sequence[Any], keys: Sequence[object], method: str) -> None:
         """Refuse an answer of the engine that is not one code per key."""

@@ -10,8 +10,9 @@ from aiomooncake.errors import InternalError, shorten_key
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
+    from aiomooncake.engine.protocol import NativeStore
 
-__all__ = ["Replica", "ReplicaKind", "ReplicaStatus", "replicas_of_keys"]
+__all__ = ["Replica", "ReplicaKind", "ReplicaStatus", "first_copies", "replicas_of_keys"]
 
 ReplicaKind = Literal["memory", "disk", "local_disk", "other"]
 ReplicaStatus = Literal[
@@ -46,6 +47,22 @@ class Replica:
     size: int | None = None
     endpoint: str | None = None
     path: str | None = None
+
+
+def first_copies(native: NativeStore, keys: Sequence[str]) -> dict[str, Any]:
+    """Find the first copy in memory of each key, which is the one that the engine reads.
+
+    Returns:
+        The engine's buffer descriptors (``transport_endpoint``, ``size``, ``buffer_address``) by
+        key; a key that is missing here may be anything.
+    """
+    found: dict[str, Any] = {}
+    for key, replicas in native.batch_get_replica_desc(list(keys)).items():
+        for replica in replicas:
+            if replica.is_memory_replica():
+                found[key] = replica.get_memory_descriptor().buffer_descriptor
+                break
+    return found
 
 
 def replicas_of_keys(

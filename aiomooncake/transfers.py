@@ -16,6 +16,7 @@ from aiomooncake.load import Load
 from aiomooncake.memory import SCRATCH_SIZE, Block
 from aiomooncake.moves import FIRST_READ, MISSES, PIECE
 from aiomooncake.parts import PartMoves
+from aiomooncake.replicas import first_copies
 
 if TYPE_CHECKING:
     from aiomooncake.config import ReplicateConfig
@@ -196,8 +197,8 @@ class Transfers(PartMoves):
 
     def owners(self, keys: Sequence[str]) -> dict[str, str]:
         """Tell which client holds each value, by its transport end point."""
-        found = self._descriptors(self._client.native_object, list(keys))
-        return {key: descriptor.transport_endpoint for key, descriptor in found.items()}
+        found = first_copies(self._client.native_object, keys)
+        return {key: copy.transport_endpoint for key, copy in found.items()}
 
     def get_into_all(self, load: Load) -> list[Any]:
         """Read into the callers' memory: bytes read, None for a proved miss, or an error."""

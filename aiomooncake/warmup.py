@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from aiomooncake._codes import RPC_CODES
 from aiomooncake._pace import Pace
 from aiomooncake._policy import (
     Step,
@@ -62,7 +63,6 @@ _REMOVE_TIMEOUT: Final = 1.0
 _INVALID_PARAMS: Final = -600
 _RPC_FAIL: Final = -900
 _TRANSFER_FAIL: Final = -800
-_RPC_CODES: Final = frozenset({_RPC_FAIL, -901})
 _HOPELESS_CODES: Final = frozenset({_INVALID_PARAMS, -1700, -1701})
 """Codes that may be permanent and are told so without asking anybody."""
 
@@ -407,7 +407,7 @@ def _forget(task: asyncio.Task[None]) -> None:
 
 def _master_is_lost(attempt: WarmupAttempt) -> bool:
     """Whether a further call to the master would only hang or fail as this attempt did."""
-    return attempt.code in _RPC_CODES or (attempt.step == "exists" and attempt.code is None)
+    return attempt.code in RPC_CODES or (attempt.step == "exists" and attempt.code is None)
 
 
 def _distinct_bytes(size: int) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import anyio
 
+from aiomooncake._codes import RPC_CODES
 from aiomooncake.engine import blocks
 from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
@@ -24,7 +25,7 @@ from aiomooncake.engine.peers import PeerWatch
 from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory, mended
-from aiomooncake.engine.watch import RPC_CODES, MasterWatch
+from aiomooncake.engine.watch import MasterWatch
 from aiomooncake.engine.workers import Call, Lane, Visit
 from aiomooncake.errors import (
     InternalError,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from aiomooncake._codes import RPC_CODES
 from aiomooncake.config import ReplicateConfig
-from aiomooncake.engine.watch import RPC_CODES
 from aiomooncake.errors import InvalidArgumentError, NotSupportedError, WrongLoopError
 
 if TYPE_CHECKING:

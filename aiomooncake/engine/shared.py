@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from aiomooncake._codes import RPC_CODES
 from aiomooncake.engine import blocks
 from aiomooncake.engine.blocks import NOT_MAPPED
 from aiomooncake.errors import (
@@ -39,7 +40,6 @@ _FAILED: Final = -1
 _INVALID: Final = -600
 _RPC_FAILED: Final = -900
 _RPC_TIMEOUT: Final = -901
-_RPC_CODES: Final = (_RPC_FAILED, _RPC_TIMEOUT)
 # How often scratch memory is lost under one job, since every restart of the other process does it.
 _LOSSES: Final = 4
 
@@ -90,7 +90,7 @@ class SharedMemory:
         """Give back what others made, and forget the dummy client, which is torn down inside."""
         for address in list(self._foreign):
             # The engine would never share it again otherwise.
-            if self.unshare(native, address) in _RPC_CODES:
+            if self.unshare(native, address) in RPC_CODES:
                 break
         with blocks.detached(native):
             yield
@@ -141,7 +141,7 @@ class SharedMemory:
             if not ours:
                 self._foreign[address] = nbytes
             return 0
-        if code and (ours or blocks.look(native, address) in _RPC_CODES):
+        if code and (ours or blocks.look(native, address) in RPC_CODES):
             raise self.unreachable(what)
         raise NotSupportedError(
             f"{what} failed: a dummy client takes only memory that it can share with the "
@@ -159,7 +159,7 @@ class SharedMemory:
 
     def _maps(self, native: NativeStore, address: int, what: str) -> bool:
         code = blocks.look(native, address)
-        if code in _RPC_CODES:
+        if code in RPC_CODES:
             raise self.unreachable(what, code)
         return code != NOT_MAPPED
 
@@ -205,7 +205,7 @@ class SharedMemory:
         """Make the error of a code that is about the stand-alone client."""
         if code == _FAILED and action == "exists":
             code = _RPC_FAILED  # the engine's batch call answers -1 for it
-        if code in _RPC_CODES:
+        if code in RPC_CODES:
             return self.unreachable(f"{action} of {shorten_key(key)}", code, key)
         return None
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
+from aiomooncake._codes import RPC_CODES
 from aiomooncake.engine.knock import answers
 from aiomooncake.errors import MooncakeError, RpcError, rank_label
 
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
     from aiomooncake.engine.protocol import NativeStore
 
-__all__ = ["RPC_CODES", "MasterWatch"]
+__all__ = ["MasterWatch"]
 
 log = logging.getLogger("aiomooncake")
 
-RPC_CODES: Final = (-900, -901)
 _NO_HANDLE: Final = -200
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 1.0
