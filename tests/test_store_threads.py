@@ -14,8 +14,10 @@ import anyio
 import numpy as np
 import pytest
 
+import aiomooncake
 from aiomooncake import (
     BatchError,
+    Health,
     InternalError,
     InvalidArgumentError,
     MooncakeError,
@@ -706,3 +708,21 @@ async def test_a_large_read_notices_that_its_key_was_removed_by_force(
     assert await store.remove("large", force=True)
     hold.set()
     assert await reading is None
+
+
+@pytest.mark.timeout(10)
+def test_a_hook_that_closes_the_store_does_not_wait_for_itself() -> None:
+    """Without a loop that runs it is called at once, and once was so under the client's lock."""
+    told: list[str] = []
+    stores: list[Store] = []
+
+    def on_health(health: Health) -> None:
+        told.append(health.state)
+        stores[0]._client.begin_close()
+
+    async def opened() -> Store:
+        return await aiomooncake.connect("memory://hook", on_health=on_health)
+
+    stores.append(asyncio.run(opened()))
+    stores[0]._client.begin_close().result(5)
+    assert told == ["closing", "closed"]

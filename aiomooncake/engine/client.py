@@ -474,18 +474,19 @@ class EngineClient:
         when the native object is gone.
         """
         with self._lock:
-            if self._closing is None:
-                self._closing = ThreadFuture()
-                if self.gate.shut():
-                    for watch in (self.watch, self.peers):
-                        if watch is not None:
-                            watch.stop()
-                    self.changed()
-                    self._drop_queued()
-                    self._start_closing(self._closing)
-                else:  # shut by the interpreter's exit: the object is left as it is
-                    self._closing.set_result(None)
-            return self._closing
+            if self._closing is not None:
+                return self._closing
+            closing = self._closing = ThreadFuture()
+        if self.gate.shut():
+            for watch in (self.watch, self.peers):
+                if watch is not None:
+                    watch.stop()
+            self.changed()  # without the lock: the user's hook may close the store too
+            self._drop_queued()
+            self._start_closing(closing)
+        else:  # shut by the interpreter's exit: the object is left as it is
+            closing.set_result(None)
+        return closing
 
     def _start_closing(self, closing: ThreadFuture[None]) -> None:
         try:
