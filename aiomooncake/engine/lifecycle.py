@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiomooncake._time_limits import process_limits, setup_limits
 from aiomooncake.engine import blocks
@@ -57,6 +57,8 @@ print(flush=True)
 listener.accept()
 """
 
+E = TypeVar("E", RealEntry, DummyEntry)
+
 Keep = Callable[["NativeStore"], None]
 
 
@@ -95,10 +97,7 @@ class RealLifecycle:
         transfer_engine: object | None,
     ) -> None:
         self._binding = binding
-        found = RealEntry.find(binding) if config.direct else _TURNED_OFF
-        self.entry = found if isinstance(found, RealEntry) else None
-        if isinstance(found, str):
-            _warn_once(binding, found)
+        self.entry = _entry(RealEntry, binding, config)
         self._config = config
         self._local_hostname = local_hostname
         self._transfer_engine = transfer_engine
@@ -178,10 +177,7 @@ class DummyLifecycle:
         shared: SharedMemory,
     ) -> None:
         self._binding = binding
-        found = DummyEntry.find(binding) if config.direct else _TURNED_OFF
-        self.entry = found if isinstance(found, DummyEntry) else None
-        if isinstance(found, str):
-            _warn_once(binding, found)
+        self.entry = _entry(DummyEntry, binding, config)
         self._config = config
         self._address = config.client_server_address or ""
         self._server = server
@@ -226,6 +222,15 @@ class DummyLifecycle:
                 time.sleep(_PAUSE)
         with self._shared.detached(native):
             return _tear_down(self.entry, native)
+
+
+def _entry(kind: type[E], binding: Binding, config: StoreConfig) -> E | None:
+    """Find the way without the GIL; where there is none, warn of it."""
+    found = kind.find(binding) if config.direct else "it is turned off (direct=False)"
+    if isinstance(found, str):
+        _warn_once(binding, found)
+        return None
+    return found
 
 
 def _make_dummy(native: NativeStore) -> bool:
@@ -282,7 +287,6 @@ def give_memory_back() -> None:
         trim(0)
 
 
-_TURNED_OFF = "it is turned off (direct=False)"
 _ours: dict[str, str] = {}
 _warned: set[str] = set()
 _lock = threading.Lock()

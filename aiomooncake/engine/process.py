@@ -36,14 +36,7 @@ from aiomooncake.errors import ForkedProcessError
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
-__all__ = [
-    "EXIT_GRACE",
-    "check_can_open",
-    "keep_for_ever",
-    "load_engine",
-    "track",
-    "untrack",
-]
+__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "untrack"]
 
 log = logging.getLogger("aiomooncake")
 
@@ -132,12 +125,9 @@ def _disarm(binding: Binding) -> None:
     _disarmed = True
 
 
-def keep_for_ever(native: object) -> None:
-    """Leave a native object as it is until the process ends.
-
-    A reference that nobody gives back: freeing the object would run its destructor, which joins
-    threads (at exit) or threads that do not exist (in a forked child).
-    """
+def _keep_for_ever(native: object) -> None:
+    # A reference that nobody gives back: freeing the object would run its destructor, which
+    # joins threads (at exit) or threads that do not exist (in a forked child).
     _inc_ref(native)
 
 
@@ -148,7 +138,7 @@ def _after_fork_in_child() -> None:
         _opened_by_parent = True
         _skip_native_exit_handlers()
     for client in list(_live):
-        keep_for_ever(client.native)
+        _keep_for_ever(client.native)
         client.forked()
     _live.clear()
 
@@ -156,7 +146,7 @@ def _after_fork_in_child() -> None:
 def _at_exit() -> None:
     live = list(_live)
     for client in live:
-        keep_for_ever(client.native)
+        _keep_for_ever(client.native)
         client.gate.shut()
     stuck = live
     try:
