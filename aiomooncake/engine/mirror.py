@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiomooncake._codes import RPC_CODES
 from aiomooncake.config import ReplicateConfig
-from aiomooncake.errors import InvalidArgumentError, NotSupportedError, WrongLoopError
+from aiomooncake.errors import (
+    InvalidArgumentError,
+    MooncakeError,
+    NotSupportedError,
+    WrongLoopError,
+)
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
@@ -72,8 +77,27 @@ class _Mirror:
                 f"this engine has no method {name!r}; dir() of this object lists those it has"
             )
 
-    def _job(self, name: str) -> Callable[..., Any]:
+    def _refusal(self, name: str) -> tuple[type[MooncakeError], str] | None:
+        """Tell why a method is not to be called by hand, or can't be by this client."""
         client = self._client
+        if name in _LIFE:
+            why = f"{name} is not to be called by hand, the store does it: use {_LIFE[name]}"
+            return InvalidArgumentError, why
+        if client.dummy and name in _NOT_FOR_DUMMIES:
+            return NotSupportedError, (
+                f"a dummy client can't do {name}: connect to the master instead, without "
+                "client_server_address"
+            )
+        if not client.by_value and _is_by_value(name):
+            return NotSupportedError, (
+                f"{name} of a dummy client moves values through memory that the engine shares "
+                "of itself: connect with mem_pool_size= for it, or use the store's own verbs, "
+                "which need none"
+            )
+        return None
+
+    def _job(self, name: str) -> Callable[..., Any]:
+        client, refusal = self._client, self._refusal(name)
         writes = "put" in name or "upsert" in name
         moves = is_read(name) or name in self._address_methods or writes
         convert = self._convert
@@ -85,24 +109,9 @@ class _Mirror:
             if writes:
                 args = tuple(map(native, args))
                 kwargs = {option: native(given) for option, given in kwargs.items()}
-            if name in _LIFE:
-                raise InvalidArgumentError(
-                    f"{name} is not to be called by hand, the store does it: use {_LIFE[name]}",
-                    rank=client.rank,
-                )
-            if client.dummy and name in _NOT_FOR_DUMMIES:
-                raise NotSupportedError(
-                    f"a dummy client can't do {name}: connect to the master instead, without "
-                    "client_server_address",
-                    rank=client.rank,
-                )
-            if not client.by_value and _is_by_value(name):
-                raise NotSupportedError(
-                    f"{name} of a dummy client moves values through memory that the engine shares "
-                    "of itself: connect with mem_pool_size= for it, or use the store's own verbs, "
-                    "which need none",
-                    rank=client.rank,
-                )
+            if refusal is not None:
+                kind, why = refusal
+                raise kind(why, rank=client.rank)
             method = getattr(client.native_object, name)
             answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
             code = answer[0] if type(answer) is list and answer else answer
