@@ -127,7 +127,8 @@ class StoreConfig:
         merge: let calls of single keys that wait together travel in one engine call; False = each
             travels by itself.
         fail_fast: while the master is known to be away, let calls fail at once instead of each
-            waiting for its time-out; a thread looks for its return meanwhile.
+            waiting for its time-out, and avoid peers that do not answer; a thread looks for their
+            return meanwhile.
         max_abandoned: calls that were cancelled and are still stuck in the engine; beyond this many
             further calls fail at once, since each stuck one burns a core.
         threads: worker threads for calls of small values. A thread in a transfer spins, so more of
