@@ -1,8 +1,9 @@
 """Notice that a peer does not answer, and that it does again.
 
 A transfer to a frozen peer costs seconds and a core. So after the first one that took long or
-failed, the peer is knocked at, and while it does not answer, gets of values whose first copy it
-holds fail at once (the engine reads no other) and values are stored elsewhere. A thread knocks, and only while there is somebody to knock at.
+failed, the peer is knocked at. While it does not answer, gets of values whose first copy it holds
+fail at once (the engine reads no other), and values are stored elsewhere. A thread knocks, and only
+while there is somebody to knock at.
 """
 
 from __future__ import annotations

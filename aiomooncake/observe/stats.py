@@ -56,8 +56,8 @@ class Health:
 
     Attributes:
         state: ``"ready"``; ``"degraded"`` (peers do not answer: gets of values whose first copy
-            they hold fail at once, and values are stored elsewhere); ``"master-unreachable"``, or for a dummy
-            client ``"client-unreachable"`` (calls fail at once until it is back);
+            they hold fail at once, and values are stored elsewhere); ``"master-unreachable"``, or
+            for a dummy client ``"client-unreachable"`` (calls fail at once until it is back);
             ``"re-mounting"`` (it is back, and no segment is mounted yet); ``"reopening"`` (a
             transfer ran so long that its memory can't be trusted, and the store is opened anew);
             ``"tainted"`` (the same of a store that can't be: reads are refused); ``"closing"``;
