@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import re
 import socket
 import sys
@@ -123,6 +124,25 @@ async def test_a_frozen_process_is_told_in_time(own_site: Site) -> None:
             await connect(client_server_address=own_site.client.address, timeout=1.5)
     assert time.monotonic() - began < 4
     assert probe.longest < STILL
+
+
+async def test_a_process_that_freezes_after_the_knock_does_not_stop_the_loop(
+    own_site: Site, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """The binding's own set-up would wait for it under the GIL, for 30 s."""
+    await asyncio.to_thread(load_binding)
+
+    async def freeze(*_: object) -> None:
+        await own_site.client.pause()
+
+    opener = importlib.import_module("aiomooncake._opener")
+    monkeypatch.setattr(opener, "probe_alive", freeze)
+    async with LoopStallProbe() as probe:
+        with pytest.raises(SetupTimeoutError, match="setting up a dummy client"):
+            await connect(client_server_address=own_site.client.address, rank="late", timeout=1.5)
+    assert probe.longest < STILL
+    await own_site.client.resume()
+    await eventually(lambda: not [each for each in store_threads() if "late" in each.name])
 
 
 async def test_the_masters_port_is_told_from_the_clients(site: Site) -> None:
