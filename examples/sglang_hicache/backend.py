@@ -48,9 +48,9 @@ _LEASE_EXPIRED = -707
 _MISSES = (-704, -703)  # not there, or not complete yet
 
 # A thread can't leave a batch while the engine writes into its pages, so the engine must end it
-# soon. Of a batch of 128 objects on a frozen peer it gave up on the last one after 8 s with these,
-# and after 30 to 60 s with its own.
-_LIMITS = {"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "8", "MC_TCP_ADMISSION_TIMEOUT_MS": "3000"}
+# soon. Of a batch of 128 objects on a frozen peer it gave up on the last one after 8 s with this
+# and aiomooncake's other limits, and after 30 to 60 s with its own.
+_ADMISSION_MS = "3000"
 
 
 class MooncakeStore(PageStorage):
@@ -82,8 +82,7 @@ class MooncakeStore(PageStorage):
         self._label = f"[{rank_label(self.rank)}] "
         self._turns = Turns()
         self._buffers: list[Buffer] = []
-        for name, value in _LIMITS.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("MC_TCP_ADMISSION_TIMEOUT_MS", _ADMISSION_MS)
         metrics = self.enable_storage_metrics
         if enable_client_http_server is not None:
             metrics = enable_client_http_server
