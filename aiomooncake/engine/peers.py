@@ -2,8 +2,9 @@
 
 A transfer to a frozen peer costs seconds and a core. So after the first one that took long or
 failed, the peer is knocked at. While it does not answer, gets of values whose first copy it holds
-fail at once (the engine reads no other), and values are stored elsewhere. A thread knocks, and only
-while there is somebody to knock at.
+fail at once (the engine reads no other), and values are stored elsewhere. Calls that wait for a
+first word of such a peer are told that it won't come (:mod:`aiomooncake.engine.handshakes`). A
+thread knocks, and only while there is somebody to knock at.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from aiomooncake.engine.handshakes import break_off
 from aiomooncake.errors import rank_label
 from aiomooncake.master import probe_alive, segments
 
@@ -30,6 +32,10 @@ log = logging.getLogger("aiomooncake")
 
 _PROBE_TIMEOUT: Final = 1.0
 _PAUSE: Final = 1.0
+_STEP: Final = 0.02
+_SHARE: Final = 10
+"""Of its time the thread spends one part in so many on looking for handshakes."""
+
 _FORGET_AFTER: Final = 60.0
 """Seconds after which a peer is given up where nobody tells that its segment is gone."""
 
@@ -99,7 +105,7 @@ class PeerWatch:
                 anyio.run(self._look)
                 if not self.stuck:
                     return
-                self._stopped.wait(_PAUSE)
+                self._pause()
         finally:
             self.stuck, self.elsewhere = {}, ()  # nobody would look at them any more
             with self._lock:
@@ -107,6 +113,15 @@ class PeerWatch:
                 self._all = False
                 self._quiet_until = time.monotonic() + _QUIET
                 self._watching = False
+
+    def _pause(self) -> None:
+        """Wait for the next look, while no call waits for a peer that does not answer."""
+        until, step = time.monotonic() + _PAUSE, _STEP
+        while time.monotonic() < until and not self._stopped.wait(step):
+            if self._client.gate.in_flight:  # it may wait for as many first words as it has keys
+                began = time.monotonic()
+                break_off(self.stuck)
+                step = max(_STEP, _SHARE * (time.monotonic() - began))
 
     async def _look(self) -> None:
         names: dict[str, str] = {}

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from aiomooncake import LocalCluster, TransferError
+from aiomooncake import BatchError, LocalCluster, ReplicateConfig, Store, TransferError
 from aiomooncake.testing.stall import LoopStallProbe
 from tests.adversity.call_scenes import NO_STALL
 from tests.adversity.exit_scenes import open_store
@@ -68,13 +68,53 @@ def a_frozen_peer_is_avoided() -> None:
                 assert probe.longest < NO_STALL, probe
                 await store.aclose()
 
-    async def until_read(store: object) -> None:
-        # The first calls may meet connections that were lost.
-        deadline = time.monotonic() + 15
-        while await attempt(store.get("peer3")) != Peer.value(3):  # type: ignore[attr-defined]
-            assert time.monotonic() < deadline
+    asyncio.run(main())
+
+
+def a_peer_that_was_frozen_all_along() -> None:
+    """Nobody waits a minute per key for its first word, and the store is opened no second time."""
+
+    async def main() -> None:
+        async with LocalCluster(client_ttl=60) as cluster:
+            with Peer(cluster.address, keys=32) as peer:
+                store = await open_store(
+                    cluster.address,
+                    global_segment_size=64 * MB,
+                    transfer_timeout=1,
+                    master_metrics_port=cluster.metrics_port,
+                )
+                own = ReplicateConfig(preferred_segment=store.hostname)
+                await store.put("mine", b"value", config=own)
+                peer.freeze()
+                async with LoopStallProbe() as probe:
+                    keys = [f"peer{number}" for number in range(32)]
+                    there = ReplicateConfig(preferred_segment=peer.hostname)
+                    began = time.monotonic()
+                    *answers, mine = await asyncio.gather(
+                        attempt(store.get_many(keys)),
+                        attempt(store.put("there", b"value", config=there)),
+                        timed(store.get("mine")),
+                    )
+                    assert mine < 0.5, mine
+                    assert isinstance(answers[0], BatchError), answers[0]
+                    assert time.monotonic() - began < 25  # a half-hour without breaking off
+                    assert store.health().state == "degraded"
+                    peer.thaw()
+                    await until(lambda: store.health().state == "ready")
+                    await until_read(store)
+                assert not store.stats().tainted
+                assert await store.get("mine") == b"value"
+                assert probe.longest < NO_STALL, probe
+                await store.aclose()
 
     asyncio.run(main())
+
+
+async def until_read(store: Store) -> None:
+    """Wait until a value can be read; the first calls may meet connections that were lost."""
+    deadline = time.monotonic() + 15
+    while await attempt(store.get("peer3")) != Peer.value(3):
+        assert time.monotonic() < deadline
 
 
 def a_dead_peer_is_forgotten() -> None:

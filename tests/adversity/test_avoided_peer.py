@@ -11,7 +11,12 @@ from tests.adversity.processes import run_scene
 
 
 @pytest.mark.parametrize(
-    "scene", [scenes.a_frozen_peer_is_avoided, scenes.a_dead_peer_is_forgotten]
+    "scene",
+    [
+        scenes.a_frozen_peer_is_avoided,
+        scenes.a_peer_that_was_frozen_all_along,
+        scenes.a_dead_peer_is_forgotten,
+    ],
 )
 @pytest.mark.timeout(90)
 def test_it_ends_well(scene: Callable[[], None]) -> None:
