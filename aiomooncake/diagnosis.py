@@ -48,8 +48,8 @@ _QUESTION_TIMEOUT: Final = 0.5
 _PEERS_TIMEOUT: Final = 0.9
 """Seconds for all peers together, so that one round of silent ones still fits in the whole."""
 
-_CONFIRMATIONS: Final = 2
-_CONFIRMATION_GAP: Final = 0.1
+_CONFIRMATIONS: Final = 64
+_CONFIRMATION_GAP: Final = 0.005
 """How often, and after how many seconds each, a call is made again before its -900 is believed."""
 
 _PEERS_AT_ONCE: Final = 64
@@ -288,17 +288,12 @@ class _Examination:
                     "no call gets through to the master",
                     "look whether mooncake_master runs and can be reached from here",
                 )
-            # A connection that broke in a restart fails one call; another version fails them all.
-            for _ in range(_CONFIRMATIONS):
-                await anyio.sleep(_CONFIRMATION_GAP)
-                answer = await self._is_exist()
-                if answer != _RPC_FAIL:
-                    return None
-            return self._versions()
+            answer = await _confirmed(self._is_exist)
+            return self._versions() if answer == _RPC_FAIL else None
         if answer < 0:
             return None
         if self._code == _RPC_FAIL and self._put_again is not None:
-            again = await self._put_again()
+            again = await _confirmed(self._put_again)
             self.note(f"a second put answered {answer_text(again)}")
             if again == _RPC_FAIL:
                 answer = await self._is_exist()
@@ -493,3 +488,18 @@ class _Examination:
 
     def _tenant(self) -> str:
         return self._config.tenant_id if self._config else "of this client"
+
+
+async def _confirmed(call: Callable[[], Awaitable[int | None]]) -> int | None:
+    """Call until the answer is not -900, or has been so often enough.
+
+    Each of the engine's connections that a restart or a bad line has broken fails one call; another
+    version fails them all.
+    """
+    answer = await call()
+    for _ in range(_CONFIRMATIONS):
+        if answer != _RPC_FAIL:
+            break
+        await anyio.sleep(_CONFIRMATION_GAP)
+        answer = await call()
+    return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from aiomooncake.errors import MooncakeError
+from aiomooncake.errors import MooncakeError, RpcError
 from aiomooncake.lanes import Batch, KeyedLane, Waiting
 from aiomooncake.load import Load
 
@@ -67,10 +67,13 @@ class MemoryLane(KeyedLane):
         """
         moves = [Move(part, use) for part in self._cut(load)]
         answers: list[Any] = []
-        for some in await self.ask_all(moves, answered):
-            if isinstance(some, MooncakeError):
+        for move, some in zip(moves, await self.ask_all(moves, answered), strict=True):
+            if isinstance(some, RpcError):  # an outage is told key by key
+                answers += [some] * move.count
+            elif isinstance(some, MooncakeError):
                 raise some
-            answers += some
+            else:
+                answers += some
         return answers
 
     def _cut(self, load: Load) -> Iterator[Load]:

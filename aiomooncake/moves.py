@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ from aiomooncake.errors import (
     MooncakeError,
     NotSupportedError,
     OperationTimeoutError,
+    RpcError,
+    RpcTimeoutError,
     error_from_code,
 )
 from aiomooncake.memory import (
@@ -476,6 +478,26 @@ class Moves:
         except MooncakeError as exc:
             # Among the answers a traceback is a cycle: its frames hold the answers.
             return exc.with_traceback(None)
+
+    def one_by_one(self, verb: str, ask: Callable[[str], T], keys: Iterable[str]) -> list[Any]:
+        """Ask key by key: an answer or an error for each.
+
+        A master that has not answered for one of them is not asked for the others, each of which
+        would cost its time-out.
+        """
+        answers: list[Any] = []
+        lost: RpcError | None = None
+        for key in keys:
+            if lost is not None:
+                answers.append(self._error(lost.code or RPC_CODES[0], verb, key))
+                continue
+            answer = self._caught(ask, key)
+            if isinstance(answer, RpcTimeoutError) or (
+                isinstance(answer, RpcError) and self._client.master_away
+            ):
+                lost = answer
+            answers.append(answer)
+        return answers
 
     def _go_on(self, verb: str, key: str) -> None:
         if stopping():

@@ -134,12 +134,12 @@ class Transfers(PartMoves):
         native = self._client.native_object
         sizes = self.sizes([keys[i] for i in places])
         group: list[tuple[int, int]] = []
+        doubtful: list[int] = []
         total = 0
         for i in places:
             size = sizes.get(keys[i])
             if size is None:
-                # Absent, or on a disk, or the master is gone: a single read tells them apart.
-                answers[i] = self._caught(self.get, keys[i])
+                doubtful.append(i)
             elif size > MERGED_VALUE:
                 answers[i] = LARGE
             else:
@@ -150,6 +150,10 @@ class Transfers(PartMoves):
                 total += size
         if group:
             self._get_exactly(native, keys, group, answers)
+        # Absent, or on a disk, or the master is gone: a single read tells them apart.
+        found = self.one_by_one("get", self.get, [keys[i] for i in doubtful])
+        for i, answer in zip(doubtful, found, strict=True):
+            answers[i] = answer
         if sizes:
             largest = max(sizes.values())
             # The next power of two; beyond the largest slot it means: ask for sizes first.
@@ -261,16 +265,17 @@ class Transfers(PartMoves):
         sizes: dict[str, int] = {}
         if len(keys) > 1:
             sizes = self.sizes(keys)
-        answers: list[Any] = []
-        for key in keys:
-            # There is no honest batch call for sizes: what is missing here is asked for singly.
-            size = sizes.get(key)
-            code = native.get_size(key) if size is None else size
-            if code in MISSES:
-                answers.append(None)
-            else:
-                answers.append(self._error(code, "size", key) if code < 0 else code)
-        return answers
+
+        def size(key: str) -> int | None:
+            code = native.get_size(key)
+            if code < 0 and code not in MISSES:
+                raise self._error(code, "size", key)
+            return None if code < 0 else code
+
+        # There is no honest batch call for sizes: what is missing here is asked for singly.
+        missing = [key for key in keys if key not in sizes]
+        found = dict(zip(missing, self.one_by_one("size", size, missing), strict=True))
+        return [sizes[key] if key in sizes else found[key] for key in keys]
 
     # ------------------------------------------------------------------ writes
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from aiomooncake.errors import MooncakeError
+from aiomooncake.avoiding import unreachable
 from aiomooncake.transfers import Transfers
 
 __all__ = ["Sight", "Views"]
@@ -85,6 +85,14 @@ class Views:
 
     def view_keys(self, keys: Sequence[str]) -> list[Any]:
         """Bring values into view: a Sight, None for a proved miss, or an error."""
+        refused = unreachable(self._client, keys, "view")
+        if refused:
+            others = [key for key in keys if key not in refused]
+            seen = dict(zip(others, self._view_keys(others) if others else (), strict=True))
+            return [refused.get(key) or seen[key] for key in keys]
+        return self._view_keys(keys)
+
+    def _view_keys(self, keys: Sequence[str]) -> list[Any]:
         sizes = self._transfers.sizes(keys)
         roomy = {key: sizes[key] for key in keys if key in sizes and self._room.take(sizes[key])}
         handles: dict[str, Any] = {}
@@ -92,26 +100,24 @@ class Views:
             if roomy:
                 found = self._transfers.handles(list(roomy))
                 handles = dict(zip(roomy, found, strict=True))
-            sights: list[Any] = []
+            sights: dict[str, Any] = {}
             for key in keys:
                 handle = handles.pop(key, None)
                 if handle is not None and handle.size() == roomy[key]:
-                    sights.append(Sight(_view_of(handle, self._room)))
+                    sights[key] = Sight(_view_of(handle, self._room))
                     del roomy[key]  # the view has it now
-                else:
-                    del handle  # its room in the engine's buffer, before the next one needs it
-                    sights.append(self._view_of_its_own(key))
-            return sights
+                del handle  # its room in the engine's buffer, before the next one needs it
+            alone = [key for key in keys if key not in sights]
+            found = self._transfers.one_by_one("view", self._view_of_its_own, alone)
+            sights |= zip(alone, found, strict=True)
+            return [sights[key] for key in keys]
         finally:
             for nbytes in roomy.values():
                 self._room.give_back(nbytes)
 
-    def _view_of_its_own(self, key: str) -> Sight | MooncakeError | None:
+    def _view_of_its_own(self, key: str) -> Sight | None:
         """Read a value into memory of its own; also what tells a miss from a failure."""
-        try:
-            value = self._transfers.get(key)
-        except MooncakeError as exc:
-            return exc.with_traceback(None)  # a cycle otherwise: its frames hold the answers
+        value = self._transfers.get(key)
         return None if value is None else Sight(memoryview(value))
 
 

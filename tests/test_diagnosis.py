@@ -140,7 +140,7 @@ async def test_a_second_put_that_goes_well_clears_the_master() -> None:
 
 async def test_a_server_that_lives_and_understands_no_call_is_another_version() -> None:
     async with a_master() as config:
-        found = await ask(config, -900, engine=FakeEngine(is_exist=[-900] * 3))
+        found = await ask(config, -900, engine=FakeEngine(is_exist=[-900] * 99))
     assert found.kind is DiagnosisKind.VERSION_MISMATCH
     assert found.permanent
 

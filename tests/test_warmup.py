@@ -314,7 +314,7 @@ def test_a_refused_tenant_fails_at_once(code: int) -> None:
 
 def test_a_master_of_another_version_fails_at_once() -> None:
     """Seen in production with no log line at all: exists answers, every put is -900."""
-    error = failing_warm(FakeEngine(put=[-900] * 9))
+    error = failing_warm(FakeEngine(put=[-900] * 99))
     assert len(error.attempts) == 1
     assert error.diagnosis.kind is DiagnosisKind.VERSION_MISMATCH
 

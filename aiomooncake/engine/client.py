@@ -209,6 +209,11 @@ class EngineClient:
         if self.watch is not None:
             self.watch.suspect()
 
+    @property
+    def master_away(self) -> bool:
+        """Whether the master is known not to answer."""
+        return self.watch is not None and self.watch.presence == "away"
+
     def changed(self) -> None:
         """Note that the store's health has changed; from any thread."""
         self.since = time.time()

@@ -36,6 +36,9 @@ _MOUNTING: Final = 10.0
 """Seconds after which a master without room is full, and not new: clients mount again in one."""
 _QUIET: Final = 1.0
 """Seconds after a look that found nothing, in which further failures are not looked into."""
+_STALE: Final = 64
+_QUICK: Final = 0.1
+"""Requests that may fail so quickly, one after the other, before a master that listens is away."""
 _PROBE: Final = b"aiomooncake"
 
 Presence = Literal["there", "away", "mounting"]
@@ -159,10 +162,16 @@ class MasterWatch:
         """Knock at its port, which is quick, and then make a request."""
         if self._master is not None and not answers(self._master):
             return False
-        if self._try(lambda native: native.is_exist(_probe_key())) in RPC_CODES:
-            return False
-        self._seen = time.monotonic()
-        return True
+        # Each request finds another one of the engine's connections, and those that a restart or a
+        # broken line has reset fail at once, one after the other: that is no news of the master.
+        for _ in range(_STALE if self._master is not None else 1):
+            began = time.monotonic()
+            if self._try(lambda native: native.is_exist(_probe_key())) not in RPC_CODES:
+                self._seen = time.monotonic()
+                return True
+            if time.monotonic() - began > _QUICK:
+                break
+        return False
 
     def _settles(self) -> bool:
         """Wait until there is room for a value again; False when the master is away again.
