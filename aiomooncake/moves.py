@@ -459,6 +459,10 @@ class Moves:
             hint = f"The master is {self._master}." if code in RPC_CODES and self._master else ""
             if code == _INVALID:
                 hint = refusal_hint(config, verb)
+            elif code == _NOT_FOUND and verb in ("put", "upsert"):
+                # Nobody asked for it: its room went while the bytes were under way.
+                hint = f"The segment it was being stored in went meanwhile ({code})."
+                code = TRANSFER_FAIL
             error = error_from_code(code, verb, key=key, rank=self._rank, hint=hint)
         self._client.note_error(error)
         if code == TRANSFER_FAIL:

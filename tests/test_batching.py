@@ -1291,3 +1291,15 @@ async def test_threads_stay_within_the_lanes(store: Store) -> None:
         assert await asyncio.gather(*map(store.get, keys)) == [*map(value_of, keys)]
     small = [t for t in threading.enumerate() if t.name.startswith("aiomooncake-TP43-small")]
     assert len(small) <= 4
+
+
+@pytest.mark.parametrize("nbytes", [8, 9 << 20])
+async def test_a_write_whose_segment_went_is_no_miss(
+    engine: InMemoryEngine, store: Store, nbytes: int
+) -> None:
+    """A put onto a frozen peer answered -704 when that peer's segment expired meanwhile."""
+    for method in ("put_from", "batch_put_from", "batch_put_session_end"):
+        engine.fault(method, code=-704)
+    with pytest.raises(TransferError, match="was being stored in went meanwhile") as caught:
+        await store.put("key", bytes(nbytes))
+    assert caught.value.retryable
