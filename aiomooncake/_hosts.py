@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from pathlib import Path
 from typing import Final, cast
@@ -11,10 +10,9 @@ import anyio
 
 from aiomooncake.errors import ConfigError, rank_label
 from aiomooncake.master import failure_reason
+from aiomooncake.observe.logs import StoreLog
 
 __all__ = ["check_hostname", "check_rdma", "route_address"]
-
-log = logging.getLogger("aiomooncake")
 
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
@@ -49,7 +47,7 @@ async def check_hostname(hostname: str, rank: int | str | None) -> None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(address)
     except OSError as exc:
-        log.warning(
+        StoreLog(rank, "").warning(
             "%slocal_hostname=%r is not an address of this host (%s): peers that are given it "
             "can't reach the memory here, and their calls fail with TRANSFER_FAIL",
             f"[{rank_label(rank)}] " if rank is not None else "",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
-import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -52,6 +51,8 @@ from aiomooncake.errors import (
 )
 from aiomooncake.master import failure_reason, http_get, probe_alive, probe_tcp
 from aiomooncake.observe import Health
+from aiomooncake.observe.logs import StoreLog
+from aiomooncake.observe.roll import ROLL, Connecting
 from aiomooncake.store import Store
 from aiomooncake.transfers import Transfers
 from aiomooncake.warmup import WarmupPolicy
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from aiomooncake.engine.protocol import NativeStore
 
 __all__ = ["Opener", "make_store", "methods_of", "policy_until"]
-
-log = logging.getLogger("aiomooncake")
 
 Methods = tuple[frozenset[str], frozenset[str]]
 """All public methods of a binding, and those that name memory of the caller."""
@@ -99,9 +98,19 @@ class Opener:
     doing: str = "starting"
     trouble: str = ""
     tries: int = 0
+    seen: Connecting = field(init=False)
 
     async def open(self, target: str | StoreConfig | None, overrides: dict[str, Any]) -> Store:
         """Open the store; what :func:`aiomooncake.connect` awaits."""
+        with ROLL.connecting(self.rank) as self.seen:
+            try:
+                return await self._open_in_time(target, overrides)
+            finally:
+                self.seen.doing = self.doing
+
+    async def _open_in_time(
+        self, target: str | StoreConfig | None, overrides: dict[str, Any]
+    ) -> Store:
         if not _is_positive(self.timeout):
             raise InvalidArgumentError(
                 f"timeout must be a positive number of seconds, not {self.timeout!r}",
@@ -117,6 +126,7 @@ class Opener:
         store: Store | None = None
         with anyio.move_on_after(self.timeout) as scope:
             store = await self._open(parsed, overrides)
+            store._client.counters.began = self.seen.began  # noqa: SLF001  # it is ours
             try:
                 if self.warmup:
                     await self._warm_up(store, scope)
@@ -312,7 +322,7 @@ class Opener:
             code = await self._set_up(client, lifecycle.setup)
             if code == 0:
                 return client
-            self.tries += 1
+            self._count_try()
             self.trouble = f"the engine answered {code} {code_name(code)}"
             if code in (_INVALID, _UNABLE_OFFLOAD) or self.tries >= _FAILED_SET_UPS:
                 refused(code)
@@ -330,6 +340,10 @@ class Opener:
         if code != 0:
             client.begin_close()
         return code
+
+    def _count_try(self) -> None:
+        self.tries += 1
+        self.seen.attempts += 1
 
     # ------------------------------------------------------------------ who is there
 
@@ -360,7 +374,7 @@ class Opener:
         began = anyio.current_time()
         told = -math.inf
         while True:
-            self.tries += 1
+            self._count_try()
             try:
                 await probe(host, port, _PROBE_TIMEOUT)
                 if serves is None or await serves():
@@ -370,7 +384,7 @@ class Opener:
             waited = anyio.current_time() - began
             if waited - told >= _TELL_EVERY:
                 told = waited
-                log.warning(
+                StoreLog(self.rank, "").warning(
                     "%swaiting for %s %s:%d: %s (%.0f s of %g s)",
                     f"[{rank_label(self.rank)}] " if self.rank is not None else "",
                     what,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -14,6 +13,7 @@ from aiomooncake._buffers import address_of
 from aiomooncake._tasks import finished
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.memory import Block, holds_objects
+from aiomooncake.observe.logs import StoreLog
 
 if TYPE_CHECKING:
     from aiomooncake.engine.protocol import NativeStore
@@ -26,8 +26,6 @@ __all__ = [
     "memory_of",
 ]
 
-log = logging.getLogger("aiomooncake")
-
 _ADDRESSES = 1 << 64
 
 
@@ -35,6 +33,11 @@ class Owner(Protocol):
     """The store that memory is registered with."""
 
     rank: int | str | None
+
+    @property
+    def hostname(self) -> str:
+        """The store's own address."""
+        ...
 
 
 class Buffer:
@@ -175,6 +178,7 @@ class Buffer:
             code = native.register_buffer(self.address, self.nbytes)
             self.registered = code >= 0
             if code < 0:
+                log = StoreLog(self._store.rank, self._store.hostname)
                 log.warning("%r could not be registered anew: %d", self, code)
         return self.registered
 

@@ -104,6 +104,7 @@ class GetLane(ReadLane):
     async def _read_again(self, owner: str, items: list[Waiting]) -> None:
         client, stuck = self._client, self.stuck_peers
         timer = self._loop.call_later(OVERDUE, self._suspect, owner)
+        client.counters.count_hedge()
         try:
             answers = await client.run(client.hedge, "get", self._job, items, reads=True)
         except MooncakeError:
@@ -111,9 +112,11 @@ class GetLane(ReadLane):
         finally:
             timer.cancel()
         stuck.clear(owner)
+        awaited = sum(bool(item.waiters) for item in items)
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, MooncakeError):
                 self._answer_early(item, answer)
+        client.counters.count_hedge(awaited - sum(bool(item.waiters) for item in items))
 
     def _suspect(self, owner: str) -> None:
         self.stuck_peers.suspect(owner)

@@ -41,10 +41,12 @@ class Waiting:
         group: Its routing group, when the call has placement options with groups.
     """
 
-    __slots__ = ("batch", "begin", "block", "group", "key", "nbytes", "waiters")
+    # `spans` is unset, and costs nothing, unless the store is traced: see aiomooncake.tracing.
+    __slots__ = ("batch", "begin", "block", "group", "key", "nbytes", "spans", "waiters")
 
     count: int = 1
     use: Use | None = None
+    spans: dict[Any, None]
 
     def __init__(self, key: str, block: Block | None = None, group: str | None = None) -> None:
         self.key = key
@@ -105,6 +107,7 @@ class Lane:
         self._scheduled = False
         self._watching = False
         self._batches: set[Batch] = set()
+        client.on_lane(self)
 
     @property
     def idle(self) -> bool:
@@ -207,6 +210,7 @@ class Lane:
                 items,
                 done=lambda call: self._over(batch, call),
                 over=partial(_let_go, items),
+                keys=self._count(items),
                 reads=self.name.startswith("get"),
             )
         except Exception as exc:  # noqa: BLE001  # those who wait for it get it
@@ -219,6 +223,10 @@ class Lane:
         if not self._watching:
             self._watching = True
             self._loop.call_later(OVERDUE, self._watch)
+
+    def _count(self, items: Sequence[Waiting]) -> int:
+        """Count the keys of a batch."""
+        return len(items)
 
     def _over(self, batch: Batch, call: Call) -> None:
         """Hand out the answers of a batch, all in one turn of the loop."""

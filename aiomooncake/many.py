@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from aiomooncake.use import Use
 
 __all__ = ["ManyMoves"]
-
-log = logging.getLogger("aiomooncake")
 
 _AT_ONCE = 512
 """Keys that go to the lanes at once: two batches, so that what others ask comes in between."""
@@ -116,4 +113,4 @@ class ManyMoves:
                 try:
                     self._on_progress(self._done, self._all)
                 except Exception:
-                    log.exception("an on_progress callback failed")
+                    self._use.log.exception("an on_progress callback failed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake.errors import MooncakeError, RpcError
@@ -105,6 +105,9 @@ class MemoryLane(KeyedLane):
     def _end_turn(self, item: Waiting) -> None:
         if isinstance(item, Move):
             self._turns.end_all(item.load.keys)
+
+    def _count(self, items: Sequence[Waiting]) -> int:
+        return sum(item.count for item in items)
 
     def _over(self, batch: Batch, call: Call) -> None:
         if not batch.overdue and self._max_bytes < MOST_BYTES:

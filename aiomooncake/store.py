@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +23,13 @@ from aiomooncake.errors import (
     NotSupportedError,
     RpcError,
     StoreClosedError,
+    WarmupError,
     error_from_code,
     rank_label,
 )
 from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, HealthState, StoreStats
+from aiomooncake.observe.roll import ROLL
 from aiomooncake.replicas import Replica, replicas_of_keys
 from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
 from aiomooncake.views import Views
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = ["Store"]
-
-log = logging.getLogger("aiomooncake")
 
 _CLOSE_TIMEOUT = 10.0
 # What one turn of the loop lays out of many values: about 2 ms.
@@ -105,13 +104,13 @@ class Store(ZeroCopyVerbs):
         # Letting go of a handle of a dummy client is a request to the other process, under the GIL:
         # its views are memory of their own.
         room = config.local_buffer_size if config is not None and transfers.shared is None else 0
-        self._views = Views(transfers, room)
+        self._views = Views(client, transfers, room)
         self._batching: Batching | None = None
         self._warming: _Warming | None = None
-        self._warmup_attempts = 0
         if on_health is not None:
             client.on_change = partial(_tell_health, weakref.ref(self), on_health)
         weakref.finalize(self, close_dropped, client, repr(self)).atexit = False
+        ROLL.enlist(self)
 
     # ------------------------------------------------------------------ single keys
 
@@ -425,14 +424,8 @@ class Store(ZeroCopyVerbs):
         warming = self._warming
         loop = asyncio.get_running_loop()
         if warming is None or warming.task.done() or warming.task.get_loop() is not loop:
-
-            def count(details: WarmupProgress) -> None:
-                self._warmup_attempts += 1
-                if on_attempt is not None:
-                    on_attempt(details)
-
             task = asyncio.ensure_future(
-                warm_up(_Trials(self), policy or WarmupPolicy(), on_attempt=count, pace=_pace)
+                self._warm_up(policy or WarmupPolicy(), on_attempt=on_attempt, pace=_pace)
             )
             warming = self._warming = _Warming(task)
         warming.waiters += 1
@@ -444,6 +437,37 @@ class Store(ZeroCopyVerbs):
                 # Cancelled, and nobody else waits for it.
                 warming.task.cancel()
                 self._warming = None
+
+    async def _warm_up(
+        self,
+        policy: WarmupPolicy,
+        *,
+        on_attempt: Callable[[WarmupProgress], object] | None,
+        pace: Pace | None,
+    ) -> WarmupReport:
+        """Warm up, and count what comes of it."""
+        counters = self._client.counters
+
+        def count(details: WarmupProgress) -> None:
+            attempt = details.attempt
+            counters.count_attempt(None if attempt.ok else attempt.name)
+            if on_attempt is not None:
+                on_attempt(details)
+
+        outcome, seconds = "error", None
+        counters.warmup_began()
+        try:
+            report = await warm_up(_Trials(self), policy, on_attempt=count, pace=pace)
+            outcome, seconds = "ready", report.seconds
+        except WarmupError as exc:
+            outcome = "unknown" if exc.diagnosis is None else str(exc.diagnosis.kind)
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            counters.warmup_ended(outcome, seconds)
+        return report
 
     def health(self) -> Health:
         """Tell whether the store can serve, without asking the master; safe from any thread."""
@@ -488,15 +512,24 @@ class Store(ZeroCopyVerbs):
         """Take a snapshot of what the store has done; safe from any thread."""
         client, counters = self._client, self._client.counters
         return StoreStats(
-            calls=counters.calls,
+            by_verb=counters.by_verb(),
             in_flight=client.gate.in_flight,
             abandoned=client.gate.abandoned,
+            given_up=counters.given_up,
+            refused=counters.refused,
             tainted=client.gate.tainted is not None,
             bytes_read=counters.bytes_read,
             bytes_written=counters.bytes_written,
-            errors=dict(counters.codes),
-            warmup_attempts=self._warmup_attempts,
-            longest_loop_stall=client.longest_lag,
+            errors=counters.errors(),
+            views_copied=counters.views_copied,
+            hedges=counters.hedges,
+            hedged_keys=counters.hedged_keys,
+            peers_avoided=0 if client.peers is None else len(client.peers.stuck),
+            reopenings=counters.reopenings,
+            warmup=counters.warmup(),
+            loop_lag=counters.lag.seen(),
+            longest_loop_stall=counters.longest_lag,
+            health=self.health(),
         )
 
     @property
@@ -678,7 +711,7 @@ class Store(ZeroCopyVerbs):
 
         async def ask(some: list[str]) -> list[Any]:
             try:
-                return await client.run(client.small, verb, job, some, reads=reads)
+                return await client.run(client.small, verb, job, some, reads=reads, keys=len(some))
             except RpcError as exc:  # an outage is told key by key, as it is while it begins
                 return [exc.with_traceback(None)] * len(some)
 
@@ -754,7 +787,7 @@ def _tell_health(store_ref: weakref.ref[Store], on_health: Callable[[Health], ob
         try:
             on_health(health)
         except Exception:
-            log.exception("an on_health callback failed")
+            store._client.log.exception("an on_health callback failed")  # noqa: SLF001  # it is ours
 
     store._client.call_on_loop(tell)  # noqa: SLF001  # it is ours
 

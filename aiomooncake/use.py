@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -16,10 +15,9 @@ import anyio
 
 from aiomooncake.buffers import Buffer, Owner, Place, Slice
 from aiomooncake.errors import InvalidArgumentError
+from aiomooncake.observe.logs import StoreLog
 
 __all__ = ["Use"]
-
-log = logging.getLogger("aiomooncake")
 
 _nbytes, _buffer = attrgetter("nbytes"), attrgetter("buffer")
 
@@ -36,7 +34,9 @@ class Use:
         verb: Its verb, for messages.
         writes: Whether the engine writes into the memory.
         on_release: Called on the loop, once, when the memory is the caller's again; also when it
-            was refused, so that a count of references that the caller keeps comes out right.
+            was refused, so that a count of references that the caller keeps comes out right. Not
+            when a task is cancelled before its first step: a coroutine that never began runs
+            nothing.
     """
 
     def __init__(
@@ -153,12 +153,17 @@ class Use:
         self._release()
         _tell_owners(owners)
 
+    @property
+    def log(self) -> StoreLog:
+        """The logger, for what concerns the store."""
+        return StoreLog(self._store.rank, self._store.hostname)
+
     def _release(self) -> None:
         if self._on_release is not None:
             try:
                 self._on_release()
             except Exception:
-                log.exception("an on_release callback failed")
+                self.log.exception("an on_release callback failed")
 
     async def _drained(self) -> None:
         """Wait until the engine has let go, however often this task is cancelled."""

@@ -8,10 +8,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiomooncake.avoiding import unreachable
 from aiomooncake.transfers import Transfers
+
+if TYPE_CHECKING:
+    from aiomooncake.engine.client import EngineClient
 
 __all__ = ["Sight", "Views"]
 
@@ -74,7 +77,8 @@ class Room:
 class Views:
     """The jobs of :meth:`Store.view`; blocking, for worker threads."""
 
-    def __init__(self, transfers: Transfers, local_buffer_size: int) -> None:
+    def __init__(self, client: EngineClient, transfers: Transfers, local_buffer_size: int) -> None:
+        self._client = client
         self._transfers = transfers
         self._room = Room(local_buffer_size)
 
@@ -96,6 +100,8 @@ class Views:
         sizes = self._transfers.sizes(keys)
         roomy = {key: sizes[key] for key in keys if key in sizes and self._room.take(sizes[key])}
         handles: dict[str, Any] = {}
+        if len(roomy) < len(sizes):
+            self._client.counters.count_copied(len(sizes) - len(roomy))
         try:
             if roomy:
                 found = self._transfers.handles(list(roomy))

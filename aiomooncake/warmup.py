@@ -8,7 +8,6 @@ pauses, until all three steps go well. What waiting can't mend is diagnosed and 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import uuid
@@ -35,6 +34,7 @@ from aiomooncake.errors import (
     code_name,
     rank_label,
 )
+from aiomooncake.observe.logs import StoreLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -54,8 +54,6 @@ __all__ = [
     "WarmupTarget",
     "warm_up",
 ]
-
-logger = logging.getLogger("aiomooncake")
 
 _REMOVE_TIMEOUT: Final = 1.0
 """Seconds that taking a probe's key away may cost; its lease would end it anyway."""
@@ -177,6 +175,7 @@ class _WarmUp:
             config.local_buffer_size == 0 or config.client_server_address is not None
         )
         self._suspicions = 0
+        self.log = StoreLog(target.rank, target.hostname)
         label = rank_label(target.rank)
         self._prefix = f"[{label}] " if label else ""
 
@@ -213,7 +212,7 @@ class _WarmUp:
         """Say that a success after failed transfers was a matter of where the value was placed."""
         failed = sum(attempt.code == _TRANSFER_FAIL for attempt in self._attempts)
         if failed:
-            logger.warning(
+            self.log.warning(
                 "%sready, but %d of %d tries failed with TRANSFER_FAIL: a peer is listed that "
                 "can't be reached, and puts that are placed on it will fail; look for a client "
                 "that died a moment ago, is frozen, or has a wrong local_hostname",
@@ -295,9 +294,9 @@ class _WarmUp:
             try:
                 code = int(await self._target.engine.remove(key, True))
             except MooncakeError as error:
-                logger.debug("%sWarmup key not removed: %s", self._prefix, type(error).__name__)
+                self.log.debug("%sWarmup key not removed: %s", self._prefix, type(error).__name__)
             else:
-                logger.debug("%sWarmup key removed, ret=%d", self._prefix, code)
+                self.log.debug("%sWarmup key removed, ret=%d", self._prefix, code)
 
     # -- why -------------------------------------------------------------------------------------
 
@@ -357,18 +356,16 @@ class _WarmUp:
         self._attempts.append(attempt)
         target = self._target
         fields = {
-            "mooncake_rank": target.rank,
-            "mooncake_host": target.hostname,
             "mooncake_attempt": attempt.number,
             "mooncake_code": attempt.code,
         }
         if attempt.ok:
-            logger.info(
+            self.log.info(
                 "%sWarmup done (attempt %d), %s", self._prefix, attempt.number, then, extra=fields
             )
         else:
             ret = attempt.name if attempt.code is None else f"{attempt.code} {attempt.name}"
-            logger.warning(
+            self.log.warning(
                 "%sWarmup %s failed (attempt %d), ret=%s, %s",
                 self._prefix, attempt.step, attempt.number, ret, then,
                 extra=fields,
@@ -377,7 +374,7 @@ class _WarmUp:
             try:
                 self._on_attempt(WarmupProgress(target.rank, target.hostname, attempt))
             except Exception:
-                logger.exception("%sThe on_attempt hook of the warm-up failed", self._prefix)
+                self.log.exception("%sThe on_attempt hook of the warm-up failed", self._prefix)
 
 
 async def _bounded(probe: Coroutine[Any, Any, None], seconds: float) -> None:

@@ -68,6 +68,8 @@ class ZeroCopyVerbs:
     # What the store itself does for these verbs.
     if TYPE_CHECKING:
 
+        @property
+        def hostname(self) -> str: ...  # noqa: D102  # the store's, too
         def _merging(self) -> Batching: ...
         def _check_key(self, key: object, verb: str) -> None: ...
         def _check_keys(self, keys: Iterable[str], verb: str) -> list[str]: ...
@@ -180,6 +182,8 @@ class ZeroCopyVerbs:
             config: Placement options.
             on_release: Called on the loop, once, when the engine no longer reads the memory.
                 With it a cancelled call raises at once; without it, it waits for the engine first.
+                A task that is cancelled before its first step runs nothing of this, so nothing is
+                called then: count references in the task that awaits it, not where it is made.
             on_progress: Called on the loop with bytes done and bytes in all, for large values.
         """
         async with Use(self, "put_from", writes=False, on_release=on_release) as use:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 import warnings
@@ -35,14 +34,13 @@ from aiomooncake.errors import (
     rank_label,
 )
 from aiomooncake.observe.counters import Counters
+from aiomooncake.observe.logs import StoreLog
 
 T = TypeVar("T")
 Job = Callable[[Sequence[Any]], Sequence[Any]]
 """Does the work for items that have a key, and answers a result or an error for each."""
 
 __all__ = ["OVERDUE", "TAINT_AFTER", "EngineClient", "close_dropped"]
-
-log = logging.getLogger("aiomooncake")
 
 TAINT_AFTER = 55.0
 """Seconds in one native call after which its store is not trusted any more.
@@ -86,6 +84,10 @@ def _nothing() -> None:
     """Stand for an ``over`` that nobody gave."""
 
 
+def _ignore(_: object) -> None:
+    """Stand for an ``on_lane`` that nobody set."""
+
+
 class EngineClient:
     """A native object in its one life, and the only way to call it.
 
@@ -118,7 +120,6 @@ class EngineClient:
         self.hedge = Lane(f"{label}-hedge", _HEDGE_THREADS)
         self._lanes = (self.control, self.small, self.bulk, self.hedge)
         self.counters = Counters()
-        self.longest_lag = 0.0
         self.dummy = shared is not None
         self.by_value = shared is None or shared.by_value
         self._shared = shared
@@ -135,6 +136,7 @@ class EngineClient:
         self.peers: PeerWatch | None = None
         self.since = time.time()
         self.on_change: Callable[[], object] = _nothing
+        self.on_lane: Callable[[Any], object] = _ignore  # told of each new lane of waiting calls
         if guarded:
             track(self)
 
@@ -210,6 +212,11 @@ class EngineClient:
             self.watch.suspect()
 
     @property
+    def log(self) -> StoreLog:
+        """The logger, for what concerns this store."""
+        return StoreLog(self.rank, self.hostname)
+
+    @property
     def master_away(self) -> bool:
         """Whether the master is known not to answer."""
         return self.watch is not None and self.watch.presence == "away"
@@ -250,6 +257,7 @@ class EngineClient:
         opening: bool = False,
         bounded: bool = False,
         trial: bool = False,
+        keys: int = 0,
         over: Callable[[], None] = _nothing,
     ) -> T:
         """Run a blocking job on a lane and await it.
@@ -259,7 +267,7 @@ class EngineClient:
         memory of the caller, so it is waited for first, however often the task is cancelled.
         ``over`` is called once, on any thread, when the job has ended or will never run.
         A ``bounded`` job can't get stuck, and is let in however many others are; a ``trial`` also
-        while the master is away.
+        while the master is away. ``keys`` is how many travel in it, where it is a batch.
 
         Raises:
             MooncakeError: What :meth:`Gate.enter` refuses, and what the job raises.
@@ -267,23 +275,22 @@ class EngineClient:
         """
         try:
             loop = self.use_loop(name)
-        except BaseException:
+        except BaseException as exc:
+            self._note_refused(exc)
             over()
             raise
         waiter: asyncio.Future[None] = loop.create_future()
 
         def on_done(call: Call) -> None:
             over()
-            self._over(call)
+            self._over(call, keys)
             # The loop may be closed under a call that is still running.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, waiter)
 
         call = Call(name, self._mended(fn), args, on_done)
         try:
-            if not bounded:
-                self.gate.check_abandoned(name)
-            self.gate.enter(call, reads=reads, opening=opening, trial=trial or bounded)
+            self._enter(call, reads=reads, opening=opening, trial=trial, bounded=bounded)
             self._submit(lane, call)
         except BaseException:
             over()
@@ -318,6 +325,7 @@ class EngineClient:
         *,
         done: Callable[[Call], None],
         over: Callable[[], None],
+        keys: int,
         reads: bool = False,
     ) -> Call:
         """Run a blocking job on a lane; ``done`` gets the call on the loop when it is over.
@@ -331,14 +339,13 @@ class EngineClient:
 
         def on_done(call: Call) -> None:
             over()
-            self._over(call)
+            self._over(call, keys)
             # The loop may be closed under a call that is still running.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, call)
 
         call = Call(name, self._mended(fn), (items,), on_done)
-        self.gate.check_abandoned(name)
-        self.gate.enter(call, reads=reads)
+        self._enter(call, reads=reads)
         self._submit(lane, call)
         return call
 
@@ -384,7 +391,7 @@ class EngineClient:
 
     def note_lag(self, call: Call) -> None:
         """Note how long the loop took to hear of the end of a call."""
-        self.longest_lag = max(self.longest_lag, time.monotonic() - call.finished)
+        self.counters.count_lag(time.monotonic() - call.finished)
 
     def run_blocking(
         self,
@@ -396,20 +403,21 @@ class EngineClient:
         reads: bool = False,
     ) -> T:
         """Run a blocking job on the calling thread, through the gate."""
-        gate = self.gate
         fn = self._mended(fn)
-        gate.check_abandoned(name)
         visit = Visit(name, self._over)
-        gate.enter(visit, reads=reads)
+        self._enter(visit, reads=reads)
         try:
             return fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
-            visit.finished = visit.started
+            visit.finished = time.monotonic()
             self._over(visit)
 
     def ask(self, name: str, fn: Callable[..., T], *args: Any) -> T:
-        """Run a job that can't get stuck on the calling thread, also while the master is away."""
-        call = Call(name, fn, args, self._over)
+        """Run a job that can't get stuck on the calling thread, also while the master is away.
+
+        It is a question of our own, and not counted.
+        """
+        call = Call(name, fn, args, self.gate.leave)
         self.gate.enter(call, trial=True)
         call.run()
         call.on_done(call)
@@ -426,13 +434,36 @@ class EngineClient:
             self.gate.leave(call)
             raise
 
-    def _over(self, call: Call) -> None:
-        self.counters.count_call()
+    def _enter(
+        self,
+        call: Call,
+        *,
+        reads: bool,
+        opening: bool = False,
+        trial: bool = False,
+        bounded: bool = False,
+    ) -> None:
+        """Let a call of the store's user in, or count that it was refused."""
+        try:
+            if not bounded:
+                self.gate.check_abandoned(call.name)
+            self.gate.enter(call, reads=reads, opening=opening, trial=trial or bounded)
+        except MooncakeError as exc:
+            self.counters.count_refused(exc)
+            raise
+
+    def _note_refused(self, error: BaseException) -> None:
+        if isinstance(error, MooncakeError):
+            self.counters.count_refused(error)
+
+    def _over(self, call: Call, keys: int = 0) -> None:
+        self.counters.count_job(call.name, call.finished - call.started, keys)
         self.gate.leave(call)
 
     def _abandon(self, lane: Lane, call: Call) -> None:
         self.gate.note_abandoned(call)
-        lane.abandon(call)
+        if lane.abandon(call):
+            self.counters.count_given_up()
 
     async def _drain(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         """Wait until the job is over, whatever happens to this task."""
@@ -502,7 +533,7 @@ class EngineClient:
                 daemon=True,
             ).start()
         except RuntimeError:  # from Python 3.12 on also when the interpreter exits
-            log.warning("%s is left open: no thread could be started to close it", self)
+            self.log.warning("%s is left open: no thread could be started to close it", self)
             closing.set_result(None)
 
     def quiet(self, timeout: float) -> bool:
@@ -549,7 +580,7 @@ class EngineClient:
         await asyncio.wait([ended], timeout=timeout)
         if not closing.done():
             calls = self.gate.describe_calls()
-            log.warning(
+            self.log.warning(
                 "%sclosing a store took longer than %.1f s and goes on in the background: %s",
                 f"[{rank_label(self.rank)}] " if self.rank is not None else "",
                 timeout,
@@ -567,6 +598,7 @@ class EngineClient:
                     f"{call.name} was dropped while it waited for a thread: the store is closing",
                     rank=self.rank,
                 )
+                self.counters.count_refused(call.error)
                 call.started = call.finished = time.monotonic()
                 call.on_done(call)
 
@@ -617,6 +649,7 @@ class EngineClient:
                 self._kept.pop(name, None)
         self.hostname = native.get_hostname()
         self.native = native
+        self.counters.count_reopening()
         self.gate.reopened()
         self.changed()
 

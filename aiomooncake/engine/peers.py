@@ -10,7 +10,6 @@ thread knocks, and only while there is somebody to knock at.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import threading
 import time
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
 __all__ = ["PeerWatch"]
-
-log = logging.getLogger("aiomooncake")
 
 _PROBE_TIMEOUT: Final = 1.0
 _PAUSE: Final = 1.0
@@ -159,11 +156,11 @@ class PeerWatch:
         self.stuck = {endpoint: before.get(endpoint, now) for endpoint in silent}
         prefix = f"[{rank_label(self._client.rank)}] " if self._client.rank is not None else ""
         for endpoint in silent - before.keys():
-            log.warning(
+            self._client.log.warning(
                 "%sthe peer %s does not answer, and is avoided until it does", prefix, endpoint
             )
         for endpoint in before.keys() - silent:
-            log.warning("%sthe peer %s answers again", prefix, endpoint)
+            self._client.log.warning("%sthe peer %s answers again", prefix, endpoint)
         if before.keys() != silent:
             self._client.changed()
 

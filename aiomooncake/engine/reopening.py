@@ -7,7 +7,6 @@ native object has one life, so the client gets a new one. What lay in its own se
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from aiomooncake.engine.protocol import NativeStore
 
 __all__ = ["Reopening"]
-
-log = logging.getLogger("aiomooncake")
 
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 2.0
@@ -69,7 +66,7 @@ class Reopening:
         began = time.monotonic()
         client.changed()
         prefix = f"[{rank_label(client.rank)}] " if client.rank is not None else ""
-        log.warning(
+        client.log.warning(
             "%s%s: the store is opened anew, and calls fail until that is done",
             prefix,
             client.gate.tainted,
@@ -82,11 +79,15 @@ class Reopening:
             client.native = None
             fresh = self._set_up()
         except Exception:
-            log.exception("%sthe store can't be opened anew: close it, and connect again", prefix)
+            client.log.exception(
+                "%sthe store can't be opened anew: close it, and connect again", prefix
+            )
             return
         if fresh is not None:
             client.renew(fresh)
-            log.warning("%sthe store is open again after %.1f s", prefix, time.monotonic() - began)
+            client.log.warning(
+                "%sthe store is open again after %.1f s", prefix, time.monotonic() - began
+            )
 
     def _set_up(self) -> NativeStore | None:
         """Set a new object up, however often that fails; None when the client closes."""
@@ -97,7 +98,7 @@ class Reopening:
             code: int = client.visit("setup", self._lifecycle.setup, keep)
             if code == 0:
                 return made[-1]
-            log.warning("opening a store anew failed: %d %s", code, code_name(code))
+            client.log.warning("opening a store anew failed: %d %s", code, code_name(code))
             for native in made:
                 client.visit("tear-down", self._lifecycle.tear_down, native)
             self._stopped.wait(delay)

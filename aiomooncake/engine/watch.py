@@ -7,7 +7,6 @@ that, and only while there is something to watch for.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from aiomooncake.engine.protocol import NativeStore
 
 __all__ = ["MasterWatch"]
-
-log = logging.getLogger("aiomooncake")
 
 _NO_HANDLE: Final = -200
 _FIRST_DELAY: Final = 0.05
@@ -153,9 +150,11 @@ class MasterWatch:
         self._client.gate.away = self.refusal if presence == "away" and self._fail_fast else None
         prefix = f"[{rank_label(self._client.rank)}] " if self._client.rank is not None else ""
         if presence == "away":
-            log.warning("%s%s does not answer: calls fail until it does", prefix, self.who)
+            self._client.log.warning(
+                "%s%s does not answer: calls fail until it does", prefix, self.who
+            )
         elif was == "away":
-            log.warning("%s%s answers again after %.1f s", prefix, self.who, waited)
+            self._client.log.warning("%s%s answers again after %.1f s", prefix, self.who, waited)
         self._client.changed()
 
     def _answers(self) -> bool:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from aiomooncake.observe.stats import Health, HealthState, StoreStats
+from aiomooncake.observe.stats import (
+    Distribution,
+    Health,
+    HealthState,
+    StoreStats,
+    VerbStats,
+    WarmupStats,
+)
 
-__all__ = ["Health", "HealthState", "StoreStats"]
+__all__ = ["Distribution", "Health", "HealthState", "StoreStats", "VerbStats", "WarmupStats"]
