@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -14,6 +13,7 @@ from typing import Any, cast
 import anyio
 
 from aiomooncake.buffers import Buffer, Owner, Place, Slice
+from aiomooncake.engine.client import EngineClient
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.observe.logs import StoreLog
 
@@ -27,10 +27,13 @@ class Use:
 
     It is held by the call itself, and once more by each job that the memory is given to
     (:meth:`hold`); when the last of them has ended the memory is the caller's again. A call that
-    fails or is cancelled waits for that before it raises, unless there is an ``on_release``.
+    fails or is cancelled waits for that before it raises, unless there is an ``on_release``. After
+    a transfer that came near the engine's own limit the memory is given back when the native object
+    is torn down: until then it may be written into.
 
     Args:
         store: The store that is called.
+        client: Its client.
         verb: Its verb, for messages.
         writes: Whether the engine writes into the memory.
         on_release: Called on the loop, once, when the memory is the caller's again; also when it
@@ -40,9 +43,17 @@ class Use:
     """
 
     def __init__(
-        self, store: Owner, verb: str, *, writes: bool, on_release: Callable[[], object] | None
+        self,
+        store: Owner,
+        client: EngineClient,
+        verb: str,
+        *,
+        writes: bool,
+        on_release: Callable[[], object] | None,
     ) -> None:
         self._store = store
+        self._client = client
+        self._refused = client.gate.tainted is not None  # the engine will not hear of the memory
         self._verb = verb
         self._writes = writes
         self._on_release = on_release
@@ -120,12 +131,22 @@ class Use:
     def end(self) -> None:
         """Note that a job has let go of the memory, or was never made; from any thread."""
         if self._ended():
-            idle = [buffer.give_back() for buffer in self._buffers]
-            try:
-                self._loop.call_soon_threadsafe(self._tell, idle)
-            except RuntimeError:  # the loop is closed, but the memory's owner must hear of it
-                self._release()
-                _tell_owners(idle)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        late = self._client.late_writes
+        if late is None or self._refused:
+            self._give_back()
+        else:
+            late.add_done_callback(lambda _: self._give_back())
+
+    def _give_back(self) -> None:
+        idle = [buffer.give_back() for buffer in self._buffers]
+        try:
+            self._loop.call_soon_threadsafe(self._tell, idle)
+        except RuntimeError:  # the loop is closed, but the memory's owner must hear of it
+            self._release()
+            _tell_owners(idle)
 
     async def __aenter__(self) -> Use:
         return self
@@ -136,10 +157,17 @@ class Use:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        wait = exc is not None
         if self._ended():
-            self._tell([buffer.give_back() for buffer in self._buffers])
-        elif exc is not None and self.drains:
-            await self._drained()
+            if self._client.late_writes is None or self._refused:
+                self._tell([buffer.give_back() for buffer in self._buffers])
+                return
+            self._let_go()
+            wait = True
+        if wait and self.drains:
+            cancelled = await self._drained()
+            if cancelled is not None and exc is None:
+                raise cancelled
 
     def _ended(self) -> bool:
         """Take one holder away; whether it was the last."""
@@ -165,12 +193,16 @@ class Use:
             except Exception:
                 self.log.exception("an on_release callback failed")
 
-    async def _drained(self) -> None:
+    async def _drained(self) -> asyncio.CancelledError | None:
         """Wait until the engine has let go, however often this task is cancelled."""
+        cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
             while not self._over.done():
-                with contextlib.suppress(asyncio.CancelledError):
+                try:
                     await asyncio.shield(self._over)
+                except asyncio.CancelledError as exc:
+                    cancelled = exc
+        return cancelled
 
     def __repr__(self) -> str:
         return f"<Use of {len(self._buffers)} buffers by {self._verb}>"

@@ -113,6 +113,8 @@ class Views:
                     sights[key] = Sight(_view_of(handle, self._room))
                     del roomy[key]  # the view has it now
                 del handle  # its room in the engine's buffer, before the next one needs it
+            # A peer that has kept all of them waiting must not keep each of them waiting again.
+            sights |= unreachable(self._client, [key for key in keys if key not in sights], "view")
             alone = [key for key in keys if key not in sights]
             found = self._transfers.one_by_one("view", self._view_of_its_own, alone)
             sights |= zip(alone, found, strict=True)

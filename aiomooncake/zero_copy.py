@@ -26,6 +26,7 @@ from aiomooncake.engine.blocks import free_unused
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
+    NoSpaceError,
     StoreClosedError,
     TaintedStoreError,
     error_from_code,
@@ -123,6 +124,9 @@ class ZeroCopyVerbs:
 
         Args:
             nbytes: Size in bytes, or text such as ``"64MiB"``.
+
+        Raises:
+            NoSpaceError: This machine has not so much memory.
         """
         size = parse_size(nbytes, field="nbytes")
         if not size:
@@ -133,7 +137,15 @@ class ZeroCopyVerbs:
         async def allocated() -> Buffer:
             await self._partner_answers("allocate")
             # Shared memory is mapped with all its pages, which takes its time.
-            view = await self._client.run(self._client.control, "allocate", make, size)
+            try:
+                view = await self._client.run(self._client.control, "allocate", make, size)
+            except MooncakeError:
+                raise
+            except (OSError, MemoryError, OverflowError) as exc:
+                raise NoSpaceError(
+                    f"this machine has no {size} bytes of memory to allocate ({exc}); take less",
+                    rank=self.rank,
+                ) from exc
             return await self._registered(address_of(view), size, view, view)
 
         return Opening("registered memory", allocated(), Buffer.aclose)
@@ -150,7 +162,8 @@ class ZeroCopyVerbs:
 
         Args:
             memory: Anything contiguous with the buffer protocol, or …
-            address: … an address, of a torch tensor say,
+            address: … an address, of a torch tensor say, which is believed: where no memory is, the
+                first call that uses it ends the process,
             nbytes: with a size in bytes,
             owner: and what must live as long as the memory is registered.
 
@@ -186,7 +199,7 @@ class ZeroCopyVerbs:
                 called then: count references in the task that awaits it, not where it is made.
             on_progress: Called on the loop with bytes done and bytes in all, for large values.
         """
-        async with Use(self, "put_from", writes=False, on_release=on_release) as use:
+        async with Use(self, self._client, "put_from", writes=False, on_release=on_release) as use:
             self._check_key(key, "put_from")
             load = _load([key], [use.take(memory)], self._groups_of(config, 1, "put_from"))
             tell = self._progress(on_progress)
@@ -219,7 +232,7 @@ class ZeroCopyVerbs:
         Raises:
             BufferTooSmallError: The value is larger than the memory.
         """
-        async with Use(self, "get_into", writes=True, on_release=on_release) as use:
+        async with Use(self, self._client, "get_into", writes=True, on_release=on_release) as use:
             self._check_key(key, "get_into")
             load = _load([key], [use.take(memory)])
             if offset is not None and (not _is_offset(offset) or isinstance(load.memory[0], list)):
@@ -256,7 +269,9 @@ class ZeroCopyVerbs:
         Raises:
             BatchError: Some keys failed, the others are stored.
         """
-        async with Use(self, "put_many_from", writes=False, on_release=on_release) as use:
+        async with Use(
+            self, self._client, "put_many_from", writes=False, on_release=on_release
+        ) as use:
             load = await self._take_all(items, use, "put_many_from", config)
             answers: list[Any] = await self._puts(use, config, on_progress).run(load)
         results = dict(zip(load.keys, answers, strict=True))
@@ -289,7 +304,9 @@ class ZeroCopyVerbs:
         Raises:
             BatchError: Some keys failed; ``.results`` has an int, None or an error for each.
         """
-        async with Use(self, "get_many_into", writes=True, on_release=on_release) as use:
+        async with Use(
+            self, self._client, "get_many_into", writes=True, on_release=on_release
+        ) as use:
             load = await self._take_all(items, use, "get_many_into")
             answers = await self._gets(use, on_progress).run(load)
         self._settle("get_many_into", answers, answers, return_exceptions=return_exceptions)

@@ -54,6 +54,13 @@ wants_engine() {
     esac
 }
 
+wants_tests() {
+    case ",$EXTRAS," in
+        *,test,*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
 python_range() { if wants_engine; then echo '3.10 to 3.13'; else echo '3.10 or newer'; fi; }
 
 # Set BASE_PYTHON to the interpreter that makes the environment.
@@ -104,6 +111,10 @@ for pair in libraries.split():
     except OSError:
         print(package)
 EOF
+    # For tests with several hosts on one machine, which only root can make.
+    if wants_tests && [ "$(id -u)" -eq 0 ] && ! command -v ip >/dev/null; then
+        if command -v apt-get >/dev/null; then echo iproute2; fi
+    fi
 }
 
 # Install Debian packages, or say in one line which are wanted and why this script can't.

@@ -133,6 +133,8 @@ class EngineClient:
         self.hostname = ""
         self.watch: MasterWatch | None = None
         self.reopening: Reopening | None = None
+        # Done when nothing can be written late any more; None when there is nothing to wait for.
+        self.late_writes: ThreadFuture[None] | None = None
         self.peers: PeerWatch | None = None
         self.since = time.time()
         self.on_change: Callable[[], object] = _nothing
@@ -196,9 +198,40 @@ class EngineClient:
         finally:
             seconds = time.monotonic() - began
             if seconds >= self._taint_after:
+                if self.reopening is not None:
+                    self._expect_late_writes()
                 self.gate.taint(f"a transfer was in the engine for {seconds:.0f} s")
                 if self.reopening is not None:
                     self.reopening.begin()
+
+    def _expect_late_writes(self) -> None:
+        with self._lock:
+            if self.late_writes is None:
+                self.late_writes = ThreadFuture()
+
+    def no_late_writes(self) -> None:
+        """Give memory back that the native object could write into: it is torn down."""
+        with self._lock:
+            ended, self.late_writes = self.late_writes, None
+        if ended is not None:
+            ended.set_result(None)
+
+    async def written(self) -> None:
+        """Wait until the engine can't write any more into memory of calls that have ended."""
+        ended = self.late_writes
+        if ended is None:
+            return
+        over = asyncio.wrap_future(ended)
+        cancelled: asyncio.CancelledError | None = None
+        # As in draining: whoever is cancelled meanwhile must not have the memory back either.
+        with anyio.CancelScope(shield=True):
+            while not over.done():
+                try:
+                    await asyncio.shield(over)
+                except asyncio.CancelledError as exc:
+                    cancelled = exc
+        if cancelled is not None:
+            raise cancelled
 
     def note_error(self, error: MooncakeError) -> None:
         """Count an error that the engine answered, and look into one that may be an outage."""
@@ -659,6 +692,7 @@ class EngineClient:
             self._forget(self.native)
         untrack(self)
         self.native = None
+        self.no_late_writes()
         self._let_go_of_memory()
         if self._shared is not None:
             blocks.free_unused()

@@ -113,7 +113,14 @@ class _Mirror:
                 kind, why = refusal
                 raise kind(why, rank=client.rank)
             method = getattr(client.native_object, name)
-            answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
+            try:
+                answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
+            except TypeError as exc:
+                # The binding shows what it was called with: keys, and values as long as they are.
+                text, shown, _ = str(exc).partition("\n\nInvoked with:")
+                if not shown:
+                    raise
+                raise TypeError(text) from None
             code = answer[0] if type(answer) is list and answer else answer
             if type(code) is int and code in RPC_CODES:
                 client.suspect_master()
@@ -147,14 +154,19 @@ class EngineMirror(_Mirror):
         drain = name in self._address_methods
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await client.run(
-                client.small,
-                name,
-                lambda: job(*args, **kwargs),
-                reads=is_read(name),
-                drain=drain,
-                trial=self._trial,
-            )
+            refused = client.gate.tainted is not None
+            try:
+                return await client.run(
+                    client.small,
+                    name,
+                    lambda: job(*args, **kwargs),
+                    reads=is_read(name),
+                    drain=drain,
+                    trial=self._trial,
+                )
+            finally:
+                if drain and client.late_writes is not None and not refused:
+                    await client.written()
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -174,6 +186,7 @@ class BlockingMirror(_Mirror):
         # As little as possible in a call: the native one leaves cold caches behind, and each
         # microsecond of Python costs four.
         in_loop, run = asyncio._get_running_loop, client.run_blocking
+        drain = name in self._address_methods
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if in_loop() is not None:
@@ -182,7 +195,15 @@ class BlockingMirror(_Mirror):
                     f"use await store.engine.{name}(…) here",
                     rank=client.rank,
                 )
-            return run(name, job, args, kwargs, reads=reads)
+            if not drain:
+                return run(name, job, args, kwargs, reads=reads)
+            refused = client.gate.tainted is not None
+            try:
+                return run(name, job, args, kwargs, reads=reads)
+            finally:
+                late = client.late_writes
+                if late is not None and not refused:
+                    late.result()
 
         call.__name__ = call.__qualname__ = name
         self.__dict__[name] = call  # the next look-up does not come here

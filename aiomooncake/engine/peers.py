@@ -134,6 +134,8 @@ class PeerWatch:
                 wanted |= set(names)
         if names:
             wanted &= set(names)  # the segments of the others are gone
+            # This process may be too busy to answer itself in time; it is no peer.
+            wanted -= {peer for peer, name in names.items() if name == self._client.hostname}
         silent: set[str] = set()
 
         async def knock(endpoint: str) -> None:

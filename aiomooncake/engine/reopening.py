@@ -77,6 +77,7 @@ class Reopening:
                 return  # it is closing, which tears the object down
             client.visit("tear-down", self._lifecycle.tear_down, client.native_object)
             client.native = None
+            client.no_late_writes()
             fresh = self._set_up()
         except Exception:
             client.log.exception(

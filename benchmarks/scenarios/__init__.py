@@ -8,6 +8,7 @@ from benchmarks.scenarios import (
     blocks,
     compat,
     connecting,
+    gateway,
     large,
     lmcache,
     profile,
@@ -36,5 +37,6 @@ GROUPS: tuple[Group, ...] = (
     *sizes.GROUPS,
     *traffic.GROUPS,
     *compat.GROUPS,
+    *gateway.GROUPS,
     *profile.GROUPS,
 )
