@@ -122,7 +122,7 @@ class Opener:
                 _config_of_environment, overrides.get("client_server_address")
             )
         parsed = parse_target(target)
-        self.place = parsed.address or parsed.kind
+        self.place = mask_secrets(parsed.address) or parsed.kind
         store: Store | None = None
         with anyio.move_on_after(self.timeout) as scope:
             store = await self._open(parsed, overrides)
@@ -230,7 +230,7 @@ class Opener:
         if master is not None and (lifecycle.entry is None or self.transfer_engine is not None):
             # This set-up will stop the loop for as long as it takes: not against a frozen master.
             await self._wait_for_master(*master, config.master_metrics_port, probe=probe_alive)
-        self.doing = f"setting up the engine against {config.master_server_address}"
+        self.doing = f"setting up the engine against {mask_secrets(config.master_server_address)}"
         client = await self._set_up_native(
             config, lifecycle, partial(self._refused, config, hostname)
         )
@@ -405,7 +405,7 @@ class Opener:
         except TimeoutError:
             self.trouble = f"its metrics port {metrics_port} takes connections but does not answer"
             return False
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return True
         if (
             status == http.client.OK
@@ -445,9 +445,10 @@ class Opener:
         )
 
     def _refused(self, config: StoreConfig, hostname: str, code: int) -> NoReturn:
+        master = mask_secrets(config.master_server_address)
         if code == _UNABLE_OFFLOAD:
             raise SetupError(
-                f"the master {config.master_server_address} does not offload to disk ({code} "
+                f"the master {master} does not offload to disk ({code} "
                 f"{code_name(code)}): start it with --enable_offload=true, or leave "
                 "enable_ssd_offload out",
                 code=code,
@@ -455,8 +456,8 @@ class Opener:
             )
         raise SetupError(
             f"the engine refuses the set-up: {code} {code_name(code)}, although "
-            f"{config.master_server_address} takes connections. The code does not say what is "
-            "wrong. Is that the master's RPC port (not its HTTP port, nor another server)? "
+            f"{master} takes connections. The code does not say what is wrong. Is that the "
+            "master's RPC port (not its HTTP port, nor another server)? "
             + (
                 "Client and master of different versions don't talk: install the same "
                 "wheel on both sides. "
@@ -465,10 +466,10 @@ class Opener:
             )
             + f"Check local_hostname={hostname!r} (does it name this host?), "
             f"protocol={config.protocol!r}, device_name={config.device_name!r}, "
-            f"metadata_server={config.metadata_server!r} (does it run?), and that "
+            f"metadata_server={mask_secrets(config.metadata_server)!r} (does it run?), and that "
             f"global_segment_size={config.global_segment_size} and local_buffer_size="
-            f"{config.local_buffer_size} bytes fit into memory; MC_LOG_LEVEL=INFO shows the "
-            "engine's own log",
+            f"{config.local_buffer_size} bytes fit into memory (this engine refuses a segment "
+            "below 16 MiB); MC_LOG_LEVEL=INFO shows the engine's own log",
             code=code,
             rank=self.rank,
         )

@@ -298,6 +298,21 @@ def check_flags(flags: Sequence[str]) -> None:
         raise InvalidArgumentError(
             f"extra_args must be a sequence of flags, got the text {flags!r}: give [{flags!r}]"
         )
+    if not all(map(_is_flag, flags)):
+        raise InvalidArgumentError(
+            'extra_args must be a sequence of texts such as ["--eviction_ratio=0"]'
+        )
+
+
+def _is_flag(flag: object) -> bool:
+    """Tell whether the system takes it for an argument of a program."""
+    if not isinstance(flag, str) or "\0" in flag:
+        return False
+    try:
+        os.fsencode(flag)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def in_worker(work: Callable[[threading.Event], _T]) -> _T:

@@ -57,6 +57,9 @@ peer time out one after the other, so a single time-out has to stay well below t
 MASTER_SCHEMES: Final = ("etcd", "redis", "k8s", "http", "https", "memory")
 """Ways to name a master other than by host and port: they are passed on to the engine."""
 
+METADATA_SCHEMES: Final = ("http", "https", "etcd", "redis")
+"""Kinds of metadata servers; not every wheel is built with all of them."""
+
 _PROTOCOLS: Final = (
     "tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl",
     "ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only",
@@ -99,7 +102,16 @@ def _metadata(value: object, field: str) -> str:
     if not server:
         raise bad_value(field, value, 'give "P2PHANDSHAKE", or the URL of a metadata server')
     # The engine compares this word case by case, and takes any other spelling for a host.
-    return server.upper() if server.upper() == "P2PHANDSHAKE" else server
+    if server.upper() == "P2PHANDSHAKE":
+        return server.upper()
+    scheme, mark, rest = server.partition("://")
+    if not mark:
+        return server
+    # It compares these case by case too, and any other scheme ends the process.
+    if scheme.lower() not in METADATA_SCHEMES or not rest:
+        want = f'give "P2PHANDSHAKE", or a URL that starts with {", ".join(METADATA_SCHEMES)}'
+        raise bad_value(field, value, want)
+    return f"{scheme.lower()}://{rest}"
 
 
 def _protocol(value: object, field: str) -> str:
@@ -354,7 +366,7 @@ def load_json(path: Path, variable: str = CONFIG_PATH) -> dict[str, Any]:
             f"The config file {path} can't be read ({error.strerror}); check the path, and "
             f"{variable} if it came from there."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"The config file {path} is not usable JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"The config file {path} must hold a JSON object of settings.")

@@ -65,7 +65,8 @@ def mask_secrets(text: str) -> str:
 
 def bad_value(field: str, value: object, want: str) -> ConfigError:
     """Build the error for a setting that is wrong: its field, its value, what would be right."""
-    shown = repr(mask_secrets(value) if isinstance(value, str) else value)
+    # A URL may stand in a list or be bytes; at its place its secrets are found all the same.
+    shown = repr(mask_secrets(value)) if isinstance(value, str) else mask_secrets(repr(value))
     if len(shown) > _MAX_SHOWN:
         shown = f"{shown[:_MAX_SHOWN]}…"
     stop = "" if want.endswith("?") else "."
@@ -132,8 +133,13 @@ def _exact_number(value: object) -> Fraction | None:
         return None
     if isinstance(value, float):
         return Fraction(value) if math.isfinite(value) else None
-    # NumPy's integers are integers too.
-    return Fraction(operator.index(value)) if isinstance(value, SupportsIndex) else None
+    # NumPy's integers are integers too, its arrays only look like it.
+    if not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return Fraction(operator.index(value))
+    except TypeError:
+        return None
 
 
 def parse_integer(value: object, *, field: str, least: int, most: int | None = None) -> int:

@@ -26,7 +26,8 @@ __all__ = [
     "memory_of",
 ]
 
-_ADDRESSES = 1 << 64
+# The end of memory: the engine adds in 64 bits, and no memory reaches the upper half of them.
+_ADDRESSES = 1 << 63
 
 
 class Owner(Protocol):
@@ -294,7 +295,7 @@ def memory_of(
         or address + nbytes > _ADDRESSES
     ):
         raise InvalidArgumentError(
-            "register needs an object, or address= and nbytes= above 0 within 64 bits, not "
+            "register needs an object, or address= and nbytes= above 0 that end below 2**63, not "
             f"{address!r} and {nbytes!r}",
             rank=rank,
         )

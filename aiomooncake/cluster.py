@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from aiomooncake._child import ChildProcess
 
 __all__ = ["BlockingClient", "BlockingCluster", "LocalCluster", "StandaloneClient"]
+
+_ENDLESS = 1e9  # seconds, 30 years: the master counts them in whole milliseconds
 
 
 class LocalCluster(Server):
@@ -181,14 +182,18 @@ class BlockingCluster(BlockingServer):
     ) -> None:
         check_flags(extra_args)
         for name, value in (("lease_ttl", lease_ttl), ("start_timeout", start_timeout)):
-            if not (0 < value < math.inf):
+            if not _is_time(value) or value <= 0:
                 raise InvalidArgumentError(
                     f"{name} must be a number of seconds above 0, got {value!r}"
                 )
-        if not (1 <= client_ttl < math.inf and client_ttl == int(client_ttl)):
+        if not _is_time(client_ttl) or client_ttl < 1 or client_ttl != int(client_ttl):
             raise InvalidArgumentError(
                 f"client_ttl must be a whole number of seconds, at least 1 (the master counts in "
                 f"seconds), got {client_ttl!r}"
+            )
+        if binary is not None and not _is_path(binary):
+            raise InvalidArgumentError(
+                f"binary must be the path of a program, got {type(binary).__name__}"
             )
         super().__init__(start_timeout)
         self._flags = (
@@ -317,3 +322,11 @@ class BlockingClient(BlockingServer):
         names = [f"@mooncake_client_{port}.sock" for port in ports]
         busy = [f"The abstract socket {name}" for name in names if name_taken(name)]
         return super()._conflicts(ports) + busy
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < _ENDLESS
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))

@@ -89,8 +89,12 @@ class StoreConfig:
             ``"k8s://…"`` for a master found through a coordinator. Empty only next to
             ``client_server_address``. Environment: ``MOONCAKE_MASTER``.
         local_hostname: the address other clients reach this one by, with or without a port; None =
-            the address of the route to the master. ``MOONCAKE_LOCAL_HOSTNAME``.
-        metadata_server: ``"P2PHANDSHAKE"`` (none is needed) or the URL of a metadata server.
+            the address of the route to the master. Whatever it is, the engine's two ports for
+            transfers listen on all interfaces and ask for no password: it has no setting for that,
+            so keep them in a network of their own. ``MOONCAKE_LOCAL_HOSTNAME``.
+        metadata_server: ``"P2PHANDSHAKE"`` (none is needed) or the URL of a metadata server:
+            ``http``, ``https``, ``etcd`` or ``redis``, as far as the wheel was built with it. The
+            engine's own log, where it is shown, shows the URL whole.
             ``MOONCAKE_TE_META_DATA_SERVER``.
         global_segment_size: memory this client lends to the cluster; 0 = none, else at least 1024
             bytes (upstream's ``MIN_SEGMENT_SIZE``). ``MOONCAKE_GLOBAL_SEGMENT_SIZE``.

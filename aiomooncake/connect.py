@@ -67,10 +67,21 @@ def connect(
         WarmupError: The warm-up failed.
         ForkedProcessError: The process was forked from one that had opened a store.
     """
-    if inspect.iscoroutinefunction(on_health):
-        raise InvalidArgumentError("on_health is called, not awaited: give a plain function")
+    _check(engine, on_health)
     opener = Opener(rank, timeout, warmup, engine, transfer_engine, on_health)
     return Opening("a store", opener.open(target, overrides), Store.aclose)
+
+
+def _check(engine: object, on_health: object) -> None:
+    if engine is not None and not isinstance(engine, InMemoryEngine):
+        raise InvalidArgumentError(
+            f"engine takes an in-memory engine, not {type(engine).__name__}; leave it out for the "
+            "wheel's"
+        )
+    if on_health is not None and (
+        not callable(on_health) or inspect.iscoroutinefunction(on_health)
+    ):
+        raise InvalidArgumentError("on_health is called, not awaited: give a plain function")
 
 
 class _AdoptedStore(Store, Coroutine[Any, Any, Store]):

@@ -144,7 +144,7 @@ async def master_health(host: str, metrics_port: int, timeout: float) -> Mapping
     try:
         status, body = await http_get(host, metrics_port, "/health", timeout)
         answer = json.loads(body) if status == http.client.OK else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None
 
@@ -168,7 +168,7 @@ async def segments(host: str, metrics_port: int, timeout: float) -> tuple[Segmen
         raise ConnectionError(f"the master answered GET {path} with HTTP status {status}")
     try:
         return tuple(_segment(item) for item in json.loads(body)["segments"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConnectionError(f"the master's answer to GET {path} has an unknown form") from error
 
 

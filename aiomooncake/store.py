@@ -424,9 +424,8 @@ class Store(ZeroCopyVerbs):
         warming = self._warming
         loop = asyncio.get_running_loop()
         if warming is None or warming.task.done() or warming.task.get_loop() is not loop:
-            task = asyncio.ensure_future(
-                self._warm_up(policy or WarmupPolicy(), on_attempt=on_attempt, pace=_pace)
-            )
+            policy = WarmupPolicy() if policy is None else policy
+            task = asyncio.ensure_future(self._warm_up(policy, on_attempt=on_attempt, pace=_pace))
             warming = self._warming = _Warming(task)
         warming.waiters += 1
         try:

@@ -28,6 +28,7 @@ from aiomooncake._policy import (
 from aiomooncake._verdict import Diagnosis, DiagnosisKind
 from aiomooncake.diagnosis import diagnose
 from aiomooncake.errors import (
+    InvalidArgumentError,
     MooncakeError,
     TooManyAbandonedError,
     WarmupError,
@@ -120,6 +121,10 @@ async def warm_up(
             diagnosis.
         MooncakeError: The store itself refused a call (closed, forked, another loop …).
     """
+    if not isinstance(policy, WarmupPolicy):
+        raise InvalidArgumentError(
+            f"warmup takes a WarmupPolicy, not {type(policy).__name__}", rank=target.rank
+        )
     pace = pace or Pace()
     with pace.joined():
         return await _WarmUp(target, policy, on_attempt, pace).run()

@@ -111,7 +111,7 @@ def gather(environ: Mapping[str, str]) -> dict[str, object]:
     if extra is not None and not is_unset(extra):
         try:
             given["extra_config"] = json.loads(extra)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"LMCACHE_EXTRA_CONFIG is no JSON: {error}.") from None
     if not given:
         raise ConfigError(

@@ -32,7 +32,7 @@ def _device(value: object, name: str) -> str | dict[str, str]:
             return text
         try:
             entries = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise bad_value(name, value, f"the map of devices is no JSON ({error})") from None
     if not isinstance(entries, Mapping):
         raise bad_value(name, value, 'give devices as in "mlx5_0,mlx5_1", or a map by rank')

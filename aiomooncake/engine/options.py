@@ -9,6 +9,7 @@ had), the process ends at once, because only the binding could catch it, under t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import socket
@@ -63,6 +64,11 @@ _BUCKETS: Final = "bucket_storage_backend"
 _ON_DISK: Final = (_BUCKETS, "file_per_key_storage_backend", "offset_allocator_storage_backend")
 _HIGH, _LOW = "DISK_EVICTION_HIGH_WATERMARK_RATIO", "DISK_EVICTION_LOW_WATERMARK_RATIO"
 
+# What the engine has for each kind of metadata server, if it was built with it: a type that it
+# exports.
+_METADATA: Final = "_ZTIN8mooncake{}StoragePluginE"
+_PLUGINS: Final = {"http": "17HTTP", "https": "17HTTP", "etcd": "17Etcd", "redis": "18Redis"}
+
 _MAP_HUGETLB: Final = 0x40000  # Linux's; Python has no name for it
 _HUGE_PAGE: Final = 2 << 20
 
@@ -95,11 +101,27 @@ def check_options(
             f"tenant_id={config.tenant_id!r} begins with an underscore, which the engine keeps for "
             "itself and refuses call by call: give another name"
         )
+    _check_metadata(binding, config)
     _check_memory(config.local_buffer_size, "local_buffer_size", huge=_uses_huge_pages())
     if config.enable_ssd_offload:
         _check_offload(config.ssd_offload_path)
     if config.enable_client_http_server:
         _check_port(config.client_http_port)
+
+
+def _check_metadata(binding: Binding, config: StoreConfig) -> None:
+    """Refuse a kind of metadata server that the wheel is built without: it ends the process."""
+    scheme, mark, _ = config.metadata_server.partition("://")
+    if not mark:
+        return
+    symbols = ctypes.CDLL(str(binding.shared_object))
+    if not hasattr(symbols, _METADATA.format("21Metadata")) or scheme not in _PLUGINS:
+        return  # not as we know it: let the engine say
+    if not hasattr(symbols, _METADATA.format(_PLUGINS[scheme])):
+        raise NotSupportedError(
+            f"this wheel was built without {scheme}:// metadata servers, and would end the "
+            'process: use metadata_server="P2PHANDSHAKE" (none is needed), or another kind'
+        )
 
 
 def check_dummy_options(config: StoreConfig) -> None:

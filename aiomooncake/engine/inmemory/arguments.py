@@ -64,6 +64,11 @@ def _check_soft_pin(config: Any) -> int:
 def as_key(key: Any) -> str:
     """Take a key: text, or bytes that stand for it."""
     if isinstance(key, str):
+        if not key.isascii():
+            try:
+                key.encode()
+            except UnicodeEncodeError:
+                raise TypeError("incompatible function arguments: a key is UTF-8") from None
         return key
     if isinstance(key, bytes):
         return key.decode(errors="surrogateescape")

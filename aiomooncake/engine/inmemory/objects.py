@@ -405,7 +405,7 @@ class InMemoryEngine:
                 pattern = pattern.replace(name, members)
             try:
                 found = re.compile(pattern).search
-            except re.error:
+            except (re.error, RecursionError, OverflowError):
                 return INVALID_PARAMS
         with self._lock:
             now = self.clock()
