@@ -17,6 +17,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from prometheus_client.core import (
@@ -152,13 +153,18 @@ METRICS: Final = (
 """All metric families, in the order in which they are exported."""
 
 # Read once, with the module: it looks into files, which a scrape on an event loop must not.
-_ENGINES: Final = installed_distributions()
-_BUILD: Final = {
-    "version": __version__,
-    "engine": ",".join(_ENGINES),
-    "engine_version": ",".join(_ENGINES.values()),
-    "python": platform.python_version(),
-}
+
+
+@cache
+def _build() -> dict[str, str]:
+    """Tell what runs here; reads files, once."""
+    engines = installed_distributions()
+    return {
+        "version": __version__,
+        "engine": ",".join(engines),
+        "engine_version": ",".join(engines.values()),
+        "python": platform.python_version(),
+    }
 
 
 class StoreCollector(Collector):
@@ -178,7 +184,7 @@ class StoreCollector(Collector):
         families = {spec.name: spec.family() for spec in METRICS}
         for rank, seen in sorted(ROLL.ranks().items()):
             _Writer(families, rank).write(seen)
-        families["aiomooncake_build"].add_metric((), _BUILD)
+        families["aiomooncake_build"].add_metric((), _build())
         yield from families.values()
 
 

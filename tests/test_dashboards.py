@@ -296,4 +296,4 @@ def test_program_runs(program: str) -> None:
 
 
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 4
