@@ -21,6 +21,10 @@ _WIDENING: Final = 1.2
 """How much farther apart turns are than an even spread: that pays for the tries that the news sets
 off, so that a group of eight makes no more tries in all than eight ranks that wait 1 s each."""
 
+_BREATH: Final = 0.1
+"""Seconds from a failed try to the next one at least, whatever the others tell: of ranks that start
+together, one that fails beside others that succeed has a trouble of its own."""
+
 
 class Pace:
     """What the ranks of a group share while they wait: whose turn it is, and the good news.
@@ -96,6 +100,8 @@ class Pace:
         self._news = asyncio.Event()
 
     async def wait(self, news: asyncio.Event, seconds: float) -> None:
-        """Wait until the turn has come or the news has."""
+        """Wait until the turn has come or the news has, which sends nobody off at once."""
+        began = anyio.current_time()
         with anyio.move_on_after(seconds):
             await news.wait()
+            await anyio.sleep(max(0.0, began + _BREATH - anyio.current_time()))
