@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ class RankGroup:
 
     async def aclose(self, timeout: float | None = 10.0) -> None:
         """Close all stores side by side, each as :meth:`Store.aclose` does."""
+        _begin_closes(self)
         await together(store.aclose(timeout) for store in self)
         if self._cluster is not None:
             await self._cluster.stop()
@@ -141,7 +142,6 @@ async def _open_group(
 ) -> RankGroup:
     wanted = _check_ranks(ranks)
     began = anyio.current_time()
-    # All of them before the first opening is made, which must be awaited then.
     options = {rank: same | dict(per_rank(rank) if per_rank else {}) for rank in wanted}
     cluster: LocalCluster | None = None
     parsed = parse_target(target) if isinstance(target, str) else None
@@ -154,7 +154,7 @@ async def _open_group(
             | dict(parsed.overrides),
         )
     try:
-        stores = await _open_all([connect(target, rank=rank, **options[rank]) for rank in wanted])
+        stores = await _open_all(target, options)
         group = RankGroup(dict(zip(wanted, stores, strict=True)), cluster)
         if warmup:
             try:
@@ -171,21 +171,31 @@ async def _open_group(
     return group
 
 
-async def _open_all(openings: Sequence[Opening[Store]]) -> list[Store]:
-    """Await all openings; when one fails the others are stopped and closed again."""
+async def _open_all(
+    target: str | StoreConfig | None, options: Mapping[Rank, dict[str, Any]]
+) -> list[Store]:
+    """Open all stores; when one fails the others are stopped and closed again."""
     opened: list[Store] = []
 
-    async def open_one(opening: Opening[Store]) -> Store:
-        store = await opening
+    async def open_one(rank: Rank) -> Store:
+        # Here, since a task that is cancelled before it begins would never await it.
+        store = await connect(target, rank=rank, **options[rank])
         opened.append(store)
         return store
 
     try:
-        return await together(open_one(opening) for opening in openings)
+        return await together(open_one(rank) for rank in options)
     except BaseException:
+        _begin_closes(opened)
         with anyio.CancelScope(shield=True):
             await settle(store.aclose() for store in opened)
         raise
+
+
+def _begin_closes(stores: Iterable[Store]) -> None:
+    """Begin to close stores; what is awaited next may be cancelled before it has begun."""
+    for store in stores:
+        store._client.begin_close()  # noqa: SLF001  # it is ours
 
 
 def _check_ranks(ranks: int | Iterable[Rank]) -> list[Rank]:

@@ -36,7 +36,7 @@ from aiomooncake.errors import ForkedProcessError
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
-__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "untrack"]
+__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "track_threads", "untrack"]
 
 log = logging.getLogger("aiomooncake")
 
@@ -55,7 +55,10 @@ _libc = ctypes.CDLL(None)
 
 _lock = threading.Lock()
 _live: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+# Those of no engine, or of somebody else's: only their threads must be forgotten in a child.
+_threaded: weakref.WeakSet[EngineClient] = weakref.WeakSet()
 _hooks_installed = False
+_fork_hook_installed = False
 _opened_by_parent = False
 _disarmed = False
 
@@ -69,6 +72,16 @@ def track(client: EngineClient) -> None:
             _hooks_installed = True
             atexit.register(_at_exit)
             os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def track_threads(client: EngineClient) -> None:
+    """Watch over the threads of a client whose engine survives a fork."""
+    global _fork_hook_installed
+    with _lock:
+        _threaded.add(client)
+        if not _fork_hook_installed:
+            _fork_hook_installed = True
+            os.register_at_fork(after_in_child=_forget_threads)
 
 
 def untrack(client: EngineClient) -> None:
@@ -141,6 +154,14 @@ def _after_fork_in_child() -> None:
         _keep_for_ever(client.native)
         client.forked()
     _live.clear()
+
+
+def _forget_threads() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for client in list(_threaded):
+        client.forked()
+    _threaded.clear()
 
 
 def _at_exit() -> None:
