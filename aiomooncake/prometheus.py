@@ -20,19 +20,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
+from aiomooncake._extras import missing_extra
 from aiomooncake._values import mask_secrets
 from aiomooncake._version import __version__
 from aiomooncake.engine.binding import installed_distributions
 from aiomooncake.observe.roll import ROLL, RankSeen
+
+try:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        InfoMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as exc:
+    raise missing_extra(exc, __name__, "prometheus") from exc
 
 if TYPE_CHECKING:
     from aiomooncake.observe.counters import Tally

@@ -18,10 +18,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
-
+from aiomooncake._extras import missing_extra
 from aiomooncake._version import __version__
 from aiomooncake.batching import Batching
 from aiomooncake.config import split_address
@@ -31,6 +28,13 @@ from aiomooncake.lanes import Batch, Lane, Waiting
 from aiomooncake.opening import Opening
 from aiomooncake.ranks import RankGroup
 from aiomooncake.store import Store
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+except ModuleNotFoundError as exc:
+    raise missing_extra(exc, __name__, "otel") from exc
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
