@@ -25,8 +25,7 @@ from collections.abc import (
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from aiohttp import web
-
+from aiomooncake._extras import missing_extra
 from aiomooncake.config import StoreConfig, parse_target
 from aiomooncake.connect import connect
 from aiomooncake.errors import (
@@ -40,6 +39,11 @@ from aiomooncake.errors import (
 from aiomooncake.ranks import RankGroup, connect_ranks
 from aiomooncake.store import Store
 from aiomooncake.warmup import Diagnosis, WarmupAttempt, WarmupPolicy, WarmupProgress
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError as exc:
+    raise missing_extra(exc, __name__, "aiohttp") from exc
 
 if TYPE_CHECKING:
     from aiomooncake.opening import Opening
@@ -233,15 +237,21 @@ class StoreService:
             if self._policy is not None:
                 self._state = "warming-up"
                 await self._warm_up(self._policy)
-        except Exception as exc:  # also what a caller's per_rank raises: nobody awaits this task
-            self.error = exc if isinstance(exc, MooncakeError) else SetupError(repr(exc))
-            self._state = "failed"
-            self._given_up.set()
-            log.exception("the store of this application is given up: %s", self.error)
+        except MooncakeError as exc:
+            self._give_up(exc)
+        except Exception as exc:  # noqa: BLE001  # of a caller's per_rank; nobody awaits this
+            self._give_up(SetupError(repr(exc)), exc)
         else:
             self.error = None
             self._ready = self._stores()[0]
             self._state = "ready"
+
+    def _give_up(self, error: MooncakeError, unforeseen: Exception | None = None) -> None:
+        self.error = error
+        self._state = "failed"
+        self._given_up.set()
+        text = "the store of this application is given up: %s"
+        log.log(logging.ERROR, text, error, exc_info=unforeseen)
 
     async def _connect(self) -> Store | RankGroup:
         """Connect, round after round; a fault that no waiting mends ends it."""
@@ -281,7 +291,7 @@ class StoreService:
         now = asyncio.get_running_loop().time
         deadline = math.inf if self._timeout is None else now() + self._timeout
         for bound in itertools.chain(_PATIENCE, itertools.repeat(_PATIENCE[-1])):
-            left = deadline - now()
+            left = round(deadline - now(), 2)  # texts tell it
             if left <= 0:
                 return
             yield min(bound, left)

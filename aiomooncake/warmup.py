@@ -343,7 +343,7 @@ class _WarmUp:
 
     async def _failed(self, attempt: WarmupAttempt, diagnosis: Diagnosis | None) -> WarmupError:
         seconds = self._time() - self._started
-        diagnosis = diagnosis or await self._diagnose(attempt)
+        diagnosis = diagnosis or await self._diagnose(self._telling(attempt))
         number = attempt.number
         return WarmupError(
             f"Warmup failed after {number} attempt{'' if number == 1 else 's'} in {seconds:.1f} s: "
@@ -353,6 +353,13 @@ class _WarmUp:
             attempts=self._attempts,
             diagnosis=diagnosis,
         )
+
+    def _telling(self, last: WarmupAttempt) -> WarmupAttempt:
+        """Find the attempt to diagnose: one that the end of the time cut off tells nothing."""
+        if last.name != "TIMEOUT" or last.seconds >= min(1.0, self._policy.attempt_timeout):
+            return last
+        whole = (each for each in reversed(self._attempts) if each.name != "TIMEOUT")
+        return next(whole, last)
 
     # -- who is told -----------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ async def test_two_stores_in_one_application(eventually: Eventually) -> None:
         assert (await client.get("/other")).status == 200
 
 
-async def test_it_is_given_up_after_the_timeout() -> None:
+async def test_it_is_given_up_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     app = make(f"127.0.0.1:{free_port()}", timeout=0.2)
     async with client_of(app) as client:
         error = await asyncio.wait_for(app[STORE].given_up(), 10)
@@ -177,6 +177,9 @@ async def test_it_is_given_up_after_the_timeout() -> None:
         told = await (await client.get("/readyz")).json()
         assert (told["state"], told["ready"]) == ("failed", False)
         assert str(error) == told["error"]
+        assert "after 0.2 s" in str(error)
+    (record,) = (each for each in caplog.records if "given up" in each.getMessage())
+    assert record.exc_info is None  # it was foreseen
 
 
 async def test_a_warm_up_is_given_up_after_the_timeout() -> None:
@@ -197,11 +200,15 @@ async def test_what_no_waiting_mends_is_told(caplog: pytest.LogCaptureFixture) -
     async with client_of(app):
         error = await asyncio.wait_for(app[STORE].given_up(), 10)
         assert "no device for 0" in str(error)
-    assert "given up" in caplog.text
+    (record,) = (each for each in caplog.records if "given up" in each.getMessage())
+    assert record.exc_info is not None
 
 
 async def test_metrics_tell_of_the_stores(eventually: Eventually) -> None:
-    app = make("memory://app-metrics", rank="scraped", metrics_path="/metrics")
+    # In a thread, for it imports, which reads files.
+    app = await asyncio.to_thread(
+        make, "memory://app-metrics", rank="scraped", metrics_path="/metrics"
+    )
     async with client_of(app) as client:
         await eventually(lambda: app[STORE].state == "ready")
         reply = await client.get("/metrics")

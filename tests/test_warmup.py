@@ -298,6 +298,15 @@ def test_the_hook_sees_every_attempt_and_its_failure_is_only_logged(
 # -- what waiting can't mend --------------------------------------------------------------------
 
 
+def test_a_try_that_the_end_cuts_off_does_not_decide_the_diagnosis() -> None:
+    """It was told as a peer that does not answer, after many tries that had found no room."""
+    policy = WarmupPolicy(jitter=0.0, timeout=1.2)  # tries at 0.0, 0.1, 0.3 and 0.7 s
+    error = failing_warm(FakeEngine(put=[-200, -200, -200, HANG]), policy)
+    assert error.attempts[-1].name == "TIMEOUT"
+    assert error.diagnosis.kind is failing_warm(FakeEngine(put=[-200] * 9), policy).diagnosis.kind
+    assert error.diagnosis.kind is not DiagnosisKind.PEER_UNREACHABLE
+
+
 def test_a_value_beyond_the_local_buffer_fails_at_once() -> None:
     error = failing_warm(FakeEngine(put=[-600] * 9), local_buffer_size=1024)
     assert len(error.attempts) == 1
