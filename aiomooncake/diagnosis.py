@@ -240,8 +240,11 @@ class _Examination:
             return None
         host, port = self._master
         where = address_text(host, port)
+        hangs_up = False
         try:
             await probe_tcp(host, port, _QUESTION_TIMEOUT)
+        except ConnectionResetError:
+            hangs_up = True
         except OSError as error:
             return self._found(
                 DiagnosisKind.MASTER_UNREACHABLE,
@@ -253,10 +256,13 @@ class _Examination:
             )
         silent = False
         try:
-            await probe_alive(host, port, _QUESTION_TIMEOUT)
+            if not hangs_up:
+                await probe_alive(host, port, _QUESTION_TIMEOUT)
         except TimeoutError:
             silent = True
         except OSError:
+            hangs_up = True
+        if hangs_up:
             return self._found(
                 DiagnosisKind.MASTER_UNREACHABLE,
                 f"what accepts connections at the master's address {where} hangs up at once, as a "
@@ -328,7 +334,10 @@ class _Examination:
             own = self._config.global_segment_size if self._config else None
             if own == 0:
                 self.note("this client has global_segment_size=0")
-                return self._no_segment("no segment is mounted anywhere, as it seems")
+                return self._no_segment(
+                    "no segment is mounted anywhere, or none has room for "
+                    f"{size_text(self._value_size)} (without the metrics port nobody tells)"
+                )
             if own is not None and own >= self._value_size:
                 self.note(f"this client alone brings {size_text(own)}")
                 return self._full("the segments seem to be full")

@@ -1,4 +1,4 @@
-"""The command line: ``aiomooncake demo`` and ``aiomooncake warmup``."""
+"""The command line: ``aiomooncake doctor``, ``bench``, ``put``, ``get``, ``warmup`` and others."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from aiomooncake.cli.options import in_options
 from aiomooncake.errors import MooncakeError, WarmupError, rank_label
 
 if TYPE_CHECKING:
@@ -185,10 +186,10 @@ class Board:
             which = "every rank" if len(labels) == len(self.rows) else ", ".join(labels)
             screen.line()
             screen.fact("failed", f"{found.kind}, {which}", "bold red")
-            screen.fact("what", found.explanation)
+            screen.fact("what", in_options(found.explanation))
             if found.evidence:
-                screen.fact("seen", found.evidence)
-            screen.fact("cure", found.cure)
+                screen.fact("seen", in_options(found.evidence))
+            screen.fact("cure", in_options(found.cure))
 
     # ------------------------------------------------------------------ for programs
 

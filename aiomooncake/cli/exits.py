@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from aiomooncake._verdict import DiagnosisKind
 from aiomooncake.errors import ClusterError, EngineNotInstalledError, SetupError, WarmupError
 
-__all__ = ["EXITS", "INTERRUPTED", "OTHER_FAILURE", "epilog", "exit_code"]
+__all__ = [
+    "CALL_FAILED",
+    "EXITS",
+    "INTERRUPTED",
+    "MISSING",
+    "OTHER_FAILURE",
+    "epilog",
+    "exit_code",
+    "exit_code_of",
+]
 
 OTHER_FAILURE: Final = 1
+MISSING: Final = 1
+"""``get``, ``exists`` and ``rm``: a key is not there, as with ``grep``."""
+
+CALL_FAILED: Final = 6
 INTERRUPTED: Final = 128
 """What a shell adds to the number of the signal that ended a program."""
 
@@ -21,24 +35,26 @@ class Exit:
 
     Attributes:
         code: The number.
-        cause: The error class or the diagnosis that leads to it; None where neither decides.
+        cause: The error class, the diagnosis or the doctor's word that leads to it; None where
+            none of them decides.
         meaning: What the help says.
     """
 
     code: int
-    cause: type[BaseException] | DiagnosisKind | None
+    cause: type[BaseException] | DiagnosisKind | str | None
     meaning: str
 
 
 # Published: a number never changes its meaning.
 EXITS: Final = (
-    Exit(0, None, "every rank is ready; demo: everything went well"),
-    Exit(OTHER_FAILURE, None, "another failure; its text says which"),
+    Exit(0, None, "every rank is ready; everything went well; doctor: at most warnings"),
+    Exit(1, None, "get, exists, rm: a key is not there; else: another failure, its text says"),
     Exit(2, None, "usage: a wrong option, setting or environment variable"),
     Exit(3, EngineNotInstalledError, "the engine is not installed or can't be loaded"),
     Exit(4, SetupError, "connect failed: no master in time, or the engine refuses"),
-    Exit(5, ClusterError, "demo: the private master did not start"),
-    Exit(10, DiagnosisKind.MASTER_UNREACHABLE, "the master went away"),
+    Exit(5, ClusterError, "demo, local://: the private master did not start"),
+    Exit(CALL_FAILED, None, "put, get, exists, rm, bench: a call failed; its text says why"),
+    Exit(10, DiagnosisKind.MASTER_UNREACHABLE, "the master is not there, or went away"),
     Exit(11, DiagnosisKind.MASTER_SILENT, "the master does not answer"),
     Exit(12, DiagnosisKind.NO_SEGMENT, "no memory is mounted anywhere"),
     Exit(13, DiagnosisKind.OUT_OF_SPACE, "the mounted memory is full"),
@@ -48,6 +64,8 @@ EXITS: Final = (
     Exit(17, DiagnosisKind.TENANT_REFUSED, "the tenant is not known, or over its quota"),
     Exit(18, DiagnosisKind.UNKNOWN, "a cause that could not be found"),
     Exit(19, DiagnosisKind.CLIENT_UNREACHABLE, "the stand-alone client does not answer"),
+    Exit(20, "not-a-master", "doctor: something else answers at the master's address"),
+    Exit(21, "host-unfit", "doctor: this host lacks something (a device, an address, memory)"),
     Exit(INTERRUPTED + 2, None, "interrupted (Ctrl-C), left cleanly"),
     Exit(INTERRUPTED + 15, None, "terminated (SIGTERM), left cleanly"),
 )
@@ -64,10 +82,27 @@ def exit_code(error: BaseException) -> int:
     return OTHER_FAILURE
 
 
-def epilog() -> str:
-    r"""Return the table for a help text; ``\b`` keeps click from filling the lines anew."""
+def exit_code_of(kind: str) -> int:
+    """Return the exit code of a diagnosis, or of a word of the doctor's."""
+    return next(
+        each.code for each in EXITS if isinstance(each.cause, str) and str(each.cause) == kind
+    )
+
+
+def epilog(*examples: str, codes: Collection[int] | None = None) -> str:
+    r"""Return examples and the table for a help text; ``\b`` keeps click from filling the lines.
+
+    Args:
+        *examples: Command lines, without the program's name.
+        codes: Which exit codes the command has; None for all.
+    """
     lines = []
     for each in EXITS:
-        kind = f"{each.cause}: " if isinstance(each.cause, DiagnosisKind) else ""
-        lines.append(f"{each.code:>5}  {kind}{each.meaning}")
-    return "\b\nExit codes:\n" + "\n".join(lines)
+        if codes is None or each.code in codes:
+            kind = f"{each.cause}: " if isinstance(each.cause, str) else ""
+            lines.append(f"{each.code:>5}  {kind}{each.meaning}")
+    blocks = ["\b\nExit codes:\n" + "\n".join(lines)]
+    if examples:
+        shown = (f"  {each}" for each in examples)
+        blocks.insert(0, "\b\nExamples:\n" + "\n".join(shown))
+    return "\n\n".join(blocks)

@@ -30,6 +30,8 @@ __all__ = ["Interrupted", "Screen", "log_to", "run", "tame_engine"]
 
 T = TypeVar("T")
 
+_STATES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
 _FRAME: Final = 0.1  # seconds between two frames of the live table
 
 
@@ -163,12 +165,21 @@ class Screen:
 
     def fact(self, label: str, text: str, style: str = "") -> None:
         """Print a labelled text; on a terminal it is filled, with the label standing out."""
-        label, indent = f"  {label:<9}", " " * 11
+        self._labelled((f"  {label:<9}", "dim"), text, style)
+
+    def finding(self, state: str, name: str, text: str) -> None:
+        """Print what a check has found; with an empty state, what belongs to the line before."""
+        style = _STATES.get(state, "dim")
+        indented = bool(name) or not state
+        self._labelled((f"  {state:<4}  ", style), text, "", name=f"{name:<10}" * indented)
+
+    def _labelled(self, label: tuple[str, str], text: str, style: str, *, name: str = "") -> None:
+        indent = " " * (len(label[0]) + len(name))
         if self._width is not None:
             # Not narrower than a word or two, whatever the terminal says.
             lines = textwrap.wrap(text, max(20, self._width - len(indent)))
             text = f"\n{indent}".join(lines)
-        line = Text.assemble((label, "dim"), (text, style))
+        line = Text.assemble(label, (name, "bold"), (text, style))
         self._jobs.put(functools.partial(self._out.print, line, soft_wrap=True))
 
     def error(self, text: str) -> None:
