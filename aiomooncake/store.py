@@ -31,6 +31,9 @@ from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, HealthState, StoreStats
 from aiomooncake.observe.roll import ROLL
 from aiomooncake.replicas import Replica, replicas_of_keys
+from aiomooncake.segments import SegmentVerbs
+from aiomooncake.sessions import SessionVerbs
+from aiomooncake.tasks import TaskVerbs
 from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
 from aiomooncake.views import Views
 from aiomooncake.warmup import WarmupPolicy, WarmupProgress, WarmupReport, warm_up
@@ -71,7 +74,7 @@ class _Trials:
         self.allocate = store.allocate
 
 
-class Store(ZeroCopyVerbs):
+class Store(ZeroCopyVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
     """An open Mooncake store: every verb awaitable, checked, and safe to cancel.
 
     Made by :func:`aiomooncake.connect` or :func:`aiomooncake.adopt`. It belongs to the event loop

@@ -48,9 +48,9 @@ T = TypeVar("T")
 _VERBS: Final = (
     "get", "exists", "size", "replicas", "put", "upsert", "remove", "get_many", "exists_many",
     "replicas_many", "remove_many", "put_many", "put_parts", "put_from", "get_into",
-    "put_many_from", "get_many_into", "remove_by_regex", "remove_all", "warmup",
+    "put_many_from", "get_many_into", "remove_by_regex", "remove_all", "warmup", "copy", "move",
 )  # fmt: skip
-_OPENINGS: Final = ("view", "view_many", "allocate", "register")
+_OPENINGS: Final = ("view", "view_many", "allocate", "register", "mount_segment")
 _MANY: Final = ("_many", "_many_from", "_many_into")
 """How verbs end whose first argument has many keys."""
 

@@ -398,7 +398,7 @@ async def test_a_raw_call_that_is_refused_does_not_show_its_values(playground: S
     """The binding's own text shows each argument as it is."""
     for key in (1, "a\ud800"):
         with pytest.raises(TypeError, match="incompatible function arguments") as refused:
-            await playground.engine.put(key, VALUE)
+            await playground.engine.put(key, VALUE)  # type: ignore[arg-type]
         assert HIDDEN not in everything_of(refused.value).partition("TypeError:")[2]
 
 

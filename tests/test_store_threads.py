@@ -641,7 +641,7 @@ async def test_blocking_calls_are_counted_and_raise_what_the_binding_raises(
     hold.set()
     assert await calling == b"value"
     with pytest.raises(TypeError):
-        await asyncio.to_thread(store.blocking.get, 1, 2, 3)
+        await asyncio.to_thread(store.blocking.get, 1, 2, 3)  # type: ignore[call-arg, arg-type]
     assert store.stats().in_flight == 0
     await store.aclose()
     with pytest.raises(StoreClosedError):

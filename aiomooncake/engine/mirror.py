@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from aiomooncake._codes import RPC_CODES
 from aiomooncake.config import ReplicateConfig
+from aiomooncake.engine import methods
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
@@ -17,6 +19,10 @@ from aiomooncake.errors import (
 
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
+    from aiomooncake.engine.methods import AwaitableMethods, BlockingMethods
+else:
+    # Their methods would be found before the mirrors are asked to make them.
+    AwaitableMethods = BlockingMethods = object
 
 __all__ = ["BlockingMirror", "EngineMirror", "is_read"]
 
@@ -42,6 +48,9 @@ _NOT_FOR_DUMMIES = frozenset(
     | {"batch_put_from_multi_buffer_ranges", "mount_segment", "unmount_segment"}
     | {"allocate_and_mount_segment", "unmount_and_free_segment", "unmount_local_disk_segment"}
 )
+# What unmaps memory, at once where no grace period is given.
+_UNMAPPING = frozenset({"unmount_segment", "unmount_and_free_segment"})
+_GRACE = "grace_period_seconds"
 # What goes through memory of the engine's own. Tensors do too, unless they name their memory.
 _BY_VALUE = frozenset(
     {"get", "get_batch", "get_buffer", "batch_get_buffer"}
@@ -113,6 +122,8 @@ class _Mirror:
                 kind, why = refusal
                 raise kind(why, rank=client.rank)
             method = getattr(client.native_object, name)
+            if name in _UNMAPPING and _GRACE in (method.__doc__ or ""):
+                args, kwargs = _with_grace(args, kwargs)
             try:
                 answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
             except TypeError as exc:
@@ -129,6 +140,15 @@ class _Mirror:
         return job
 
 
+def _with_grace(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leave reads of this client a second: unmapping memory under them ends the process."""
+    if len(args) > 1:
+        return (args[0], args[1] or 1, *args[2:]), kwargs
+    return args, {**kwargs, _GRACE: kwargs.get(_GRACE) or 1}
+
+
 def _is_by_value(name: str) -> bool:
     return name in _BY_VALUE or ("tensor" in name and not name.endswith(("_from", "_into")))
 
@@ -138,7 +158,16 @@ def is_read(name: str) -> bool:
     return name.startswith(_READS) and name not in _METADATA
 
 
-class EngineMirror(_Mirror):
+def _describe(call: Any, name: str, declared: type[object], client: EngineClient) -> None:
+    """Give a call the name, the arguments and the words that ``help()`` shows."""
+    call.__name__ = call.__qualname__ = name
+    method = getattr(declared, name, None)
+    if method is not None:  # else the wheel is newer than our list
+        call.__doc__ = method.__doc__
+        call.__wrapped__ = MethodType(method, client)  # bound to anything, so without its `self`
+
+
+class EngineMirror(_Mirror, AwaitableMethods):
     """The binding's methods as coroutines: raw arguments, raw results, guarded.
 
     A cancelled call returns at once and goes on in the engine, counted as abandoned; a call that
@@ -146,11 +175,11 @@ class EngineMirror(_Mirror):
     writes that memory.
     """
 
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def _find(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check(name)
-        client, job = self._client, self._job(name)
+        client, job, trial = self._client, self._job(name), self._trial
         drain = name in self._address_methods
 
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -162,23 +191,27 @@ class EngineMirror(_Mirror):
                     lambda: job(*args, **kwargs),
                     reads=is_read(name),
                     drain=drain,
-                    trial=self._trial,
+                    trial=trial,
                 )
             finally:
                 if drain and client.late_writes is not None and not refused:
                     await client.written()
 
-        call.__name__ = call.__qualname__ = name
+        _describe(call, name, methods.AwaitableMethods, client)
+        self.__dict__[name] = call  # the next look-up does not come here
         return call
 
+    if not TYPE_CHECKING:  # to which no name but those of the list is right
+        __getattr__ = _find
 
-class BlockingMirror(_Mirror):
+
+class BlockingMirror(_Mirror, BlockingMethods):
     """The binding's methods for threads without a loop: raw and blocking, through the same gate.
 
     It runs on the calling thread. Not for a thread that runs an event loop.
     """
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def _find(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check(name)
@@ -205,6 +238,9 @@ class BlockingMirror(_Mirror):
                 if late is not None and not refused:
                     late.result()
 
-        call.__name__ = call.__qualname__ = name
+        _describe(call, name, methods.BlockingMethods, client)
         self.__dict__[name] = call  # the next look-up does not come here
         return call
+
+    if not TYPE_CHECKING:
+        __getattr__ = _find

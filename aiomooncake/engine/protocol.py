@@ -8,13 +8,34 @@ upstream's ``types.h``; lists of codes are aligned with the keys unless a line s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
-__all__ = ["NativeBufferHandle", "NativeStore", "Segments"]
+__all__ = [
+    "Allocated",
+    "Mounted",
+    "NativeBufferHandle",
+    "NativeReplica",
+    "NativeStore",
+    "NativeTask",
+    "TaskId",
+]
 
 Keys = Sequence[str]
-Segments = dict[str, Any]
-"""``{"ret": code, "segment_ids": [...]}``, and ``"allocated_size"`` where memory was made."""
+TaskId = tuple[int, int]
+"""How a task of the master is named."""
+
+
+class Mounted(TypedDict):
+    """What comes of lending a file's memory: a code, and the segments' identifiers."""
+
+    ret: int
+    segment_ids: list[str]
+
+
+class Allocated(Mounted):
+    """What comes of lending fresh memory: its size in bytes, too."""
+
+    allocated_size: int
 
 
 @runtime_checkable
@@ -28,6 +49,63 @@ class NativeBufferHandle(Protocol):
         """Size in bytes."""
 
     def __len__(self) -> int: ...
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class NativeReplica(Protocol):
+    """Where one copy of a value lies. A copy in memory has no disk descriptor, and so on."""
+
+    @property
+    def status(self) -> Any:
+        """State of the copy, an enum."""
+
+    def is_memory_replica(self) -> bool:
+        """Whether it is in memory."""
+
+    def is_disk_replica(self) -> bool:
+        """Whether it is on a shared disk."""
+
+    def is_local_disk_replica(self) -> bool:
+        """Whether it is on the disk of one client."""
+
+    def get_memory_descriptor(self) -> Any:
+        """Its size and owner, as ``buffer_descriptor``."""
+
+    def get_disk_descriptor(self) -> Any:
+        """Its ``file_path`` and ``object_size``."""
+
+
+class NativeTask(Protocol):
+    """How far a task of the master is."""
+
+    @property
+    def id(self) -> TaskId:
+        """The task."""
+
+    @property
+    def type(self) -> Any:
+        """``REPLICA_COPY`` or ``REPLICA_MOVE``, an enum."""
+
+    @property
+    def status(self) -> Any:
+        """``PENDING``, ``PROCESSING``, ``SUCCESS`` or ``FAILED``, an enum."""
+
+    @property
+    def message(self) -> str:
+        """How it ended: words, or the name of a code."""
+
+    @property
+    def assigned_client(self) -> TaskId:
+        """The client that does it, which holds a copy."""
+
+    @property
+    def created_at_ms_epoch(self) -> int:
+        """When it was made."""
+
+    @property
+    def last_updated_at_ms_epoch(self) -> int:
+        """When it was heard of last."""
 
 
 class NativeStore(Protocol):
@@ -219,15 +297,15 @@ class NativeStore(Protocol):
 
     # ------------------------------------------------------------------ placement
 
-    def get_replica_desc(self, key: str) -> Sequence[Any]:
+    def get_replica_desc(self, key: str) -> Sequence[NativeReplica]:
         """Descriptors of a value's copies; empty for a miss and for any failure."""
 
-    def batch_get_replica_desc(self, keys: Keys) -> Mapping[str, Sequence[Any]]:
+    def batch_get_replica_desc(self, keys: Keys) -> Mapping[str, Sequence[NativeReplica]]:
         """Descriptors by key; missing keys are absent."""
 
     def mount_segment(
         self, path: str, size: int, offset: int = ..., protocol: str = ..., location: str = ...
-    ) -> Segments:
+    ) -> Mounted:
         """Offer a file's memory to the cluster."""
 
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = ...) -> int:
@@ -235,10 +313,46 @@ class NativeStore(Protocol):
 
     def allocate_and_mount_segment(
         self, size: int, protocol: str = ..., location: str = ...
-    ) -> Segments:
+    ) -> Allocated:
         """Offer fresh memory to the cluster; the size is rounded up to 16 MB."""
 
     def unmount_and_free_segment(
         self, segment_ids: Sequence[str], grace_period_seconds: int = ...
     ) -> int:
         """Take back what ``allocate_and_mount_segment`` offered."""
+
+    def batch_replica_clear(self, keys: Keys, segment_name: str = ...) -> list[str]:
+        """Remove copies of keys that no lease protects; the keys that were cleared."""
+
+    # ------------------------------------------------------------------ tasks
+
+    def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[TaskId, int]:
+        """Have a value copied to other segments; the task and a code."""
+
+    def create_move_task(self, key: str, source: str, target: str) -> tuple[TaskId, int]:
+        """Have a copy moved to another segment; the task and a code."""
+
+    def query_task(self, task_id: TaskId) -> tuple[NativeTask | None, int]:
+        """How far a task is, and a code."""
+
+    # ------------------------------------------------------------------ the rest
+
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: Any = ...,
+    ) -> int:
+        """Store two pieces of memory as one value; codes come without their sign, or as -1."""
+
+    def alloc_from_mem_pool(self, size: int, /) -> int:
+        """Address of memory of a dummy client's pool; 0 for other clients."""
+
+    def get_offload_rpc_read_count(self) -> int:
+        """How often values were read from other clients' disks."""
+
+    def unmount_local_disk_segment(self, grace_period_seconds: int = ...) -> int:
+        """Take the client's disk tier out of the cluster; 0 also when there is none."""

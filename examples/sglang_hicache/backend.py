@@ -126,7 +126,7 @@ class MooncakeStore(PageStorage):
 
     def _put(self, objects: Objects) -> Sequence[int]:
         blocking = self.store.blocking
-        put = blocking.batch_put_from
+        put: Callable[..., list[int]] = blocking.batch_put_from
         if objects.in_pieces:
             put = blocking.batch_put_from_multi_buffers
         what = (objects.keys, objects.places, objects.sizes)
@@ -153,7 +153,7 @@ class MooncakeStore(PageStorage):
 
     def _fetch(self, objects: Objects) -> Sequence[int]:
         blocking = self.store.blocking
-        get = blocking.batch_get_into
+        get: Callable[..., list[int]] = blocking.batch_get_into
         if objects.in_pieces:
             get = blocking.batch_get_into_multi_buffers
         with self._turns:

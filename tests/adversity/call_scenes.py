@@ -94,6 +94,7 @@ def before_and_after(address: str) -> None:
         assert store.health().state == "closed"
         await check_verbs(store, StoreClosedError)
         await store.aclose()
+        assert handle is not None
         assert bytes(handle) == b"v" * 100_000
         del handle
         mirror = (await open_store(address)).engine

@@ -12,7 +12,7 @@ import mmap
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiomooncake import LocalCluster, MooncakeError, ReplicateConfig, Store
 from aiomooncake.testing import LoopStallProbe
@@ -124,7 +124,7 @@ def write_nothing_late() -> None:
                 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
                 assert await store.engine.register_buffer(address, room) == 0
                 places = [address + SIZE * i for i in range(12)]
-                codes = await asyncio.gather(
+                codes: list[Any] = await asyncio.gather(
                     store.engine.batch_get_into(
                         [f"peer{i}" for i in range(8)], places[:8], [SIZE] * 8
                     ),

@@ -22,6 +22,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "get_many_into",
         "view",
         "view_many",
+        "get_session",
     ),
     "lookups": ("exists", "size", "replicas", "exists_many", "replicas_many"),
     "writes": (
@@ -31,6 +32,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "put_from",
         "put_many",
         "put_many_from",
+        "put_session",
         "upsert",
     ),
     "removes": ("remove", "remove_many", "remove_by_regex", "remove_all"),

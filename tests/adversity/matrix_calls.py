@@ -156,6 +156,18 @@ async def _get_many_into(at: Subject) -> list[bytes | None]:
     return [None if size is None else at.seen(i)[:size] for i, size in enumerate(sizes)]
 
 
+async def _get_session(at: Subject) -> bytes | None:
+    async with at.store.get_session([at.key]) as session:
+        nbytes = await session.read_into(at.key, 0, at.place(0))
+    return None if nbytes is None else at.seen(0)[:nbytes]
+
+
+async def _put_session(at: Subject) -> None:
+    at.fill([at.value])
+    async with at.store.put_session({at.key: SIZE}, config=at.config) as session:
+        await session.write(at.key, 0, at.place(0))
+
+
 async def _put_from(at: Subject) -> None:
     at.fill([at.value])
     await at.store.put_from(at.key, at.place(0), config=at.config)
@@ -226,6 +238,7 @@ CALLS: Final[Mapping[str, Call]] = {
     ),
     "get_into": Call(_get_into, lambda at: at.value, _NONE, _one),
     "view": Call(_view, lambda at: at.value, _NONE, _one),
+    "get_session": Call(_get_session, lambda at: at.value, _NONE, _one),
     "get_many": Call(lambda at: at.store.get_many(at.keys), lambda at: at.values, _NEITHER, _pair),
     "get_many_into": Call(_get_many_into, lambda at: at.values, _NEITHER, _pair),
     "view_many": Call(_view_many, lambda at: at.values, _NEITHER, _pair),
@@ -247,6 +260,7 @@ CALLS: Final[Mapping[str, Call]] = {
     ),
     "put_parts": Call(_put_parts, _NONE, writes=_one),
     "put_from": Call(_put_from, _NONE, writes=_one),
+    "put_session": Call(_put_session, _NONE, writes=_one),
     "put_many": Call(
         lambda at: at.store.put_many(_pair(at), config=at.config), _BOTH_NONE, writes=_pair
     ),

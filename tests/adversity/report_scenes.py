@@ -55,6 +55,7 @@ def buffer_after_close(address: str) -> None:
             buffer = await store.allocate(4096)
             await store.aclose()
             assert bytes(kept) == b"v" * 10
+        assert handle is not None
         assert bytes(memoryview(handle)[:3]) == b"vvv"
         del handle
         gc.collect()

@@ -62,7 +62,9 @@ def test_no_verb_is_left_out() -> None:
         if inspect.isfunction(member) and not name.startswith("_")
     }
     tested = {verb.split()[0] for verbs in GROUPS.values() for verb in verbs}
-    assert public == {verb for verb in tested if "." not in verb}
+    # They take a second on a good day; tests/contract/test_placing_faults.py has them.
+    elsewhere = {"copy", "move", "mount_segment"}
+    assert public - elsewhere == {verb for verb in tested if "." not in verb}
 
 
 def test_the_documentation_is_up_to_date() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from aiomooncake.engine.inmemory.memory import LocalBuffer
 from aiomooncake.engine.inmemory.objects import INTERNAL, INVALID_PARAMS, InMemoryEngine
+from aiomooncake.engine.protocol import Allocated
 
 __all__ = [
     "Client",
@@ -87,7 +88,7 @@ def code_per_range(answer: int, *args: Any, **kwargs: Any) -> list[list[list[int
     return [[[answer] * len(sizes) for sizes in per_key] for per_key in all_sizes]
 
 
-def segments(_answer: int, *_args: Any, **_kwargs: Any) -> dict[str, Any]:
+def segments(_answer: int, *_args: Any, **_kwargs: Any) -> Allocated:
     """Fail as the mounting methods do: always -1."""
     return {"ret": INTERNAL, "segment_ids": [], "allocated_size": 0}
 

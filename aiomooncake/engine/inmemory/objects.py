@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aiomooncake.engine.inmemory.descriptors import (
     BufferDescriptor,
@@ -85,6 +86,11 @@ class _Segment:
     endpoint: str
     capacity: int
     used: int = 0
+    until: float = math.inf  # when it is taken away; nothing is placed in it meanwhile
+
+    def has_room(self, size: int) -> bool:
+        """Whether a value may be placed here."""
+        return self.capacity - self.used >= size and self.until == math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +149,8 @@ class InMemoryEngine:
         self._thawed = threading.Event()
         self._thawed.set()
         self._down = False
+        self._leaving: list[_Segment] = []
+        self.tasks: dict[tuple[int, ...], list[Any]] = {}  # what is told of each, the last first
 
     @classmethod
     def named(cls, name: str) -> InMemoryEngine:
@@ -237,18 +245,44 @@ class InMemoryEngine:
             self._segments[segment.id] = segment
         return segment.id
 
-    def unmount(self, segment_ids: Sequence[str]) -> None:
-        """Take segments away, and with them the values that lie nowhere else."""
+    def unmount(self, segment_ids: Sequence[str], grace_period: float = 0.0) -> None:
+        """Take segments away, and with them the values that lie nowhere else.
+
+        Args:
+            segment_ids: Their identifiers.
+            grace_period: Seconds in which nothing new is placed in them, before they go.
+        """
         with self._lock:
-            gone = {self._segments.pop(identifier, None) for identifier in segment_ids}
-            for stored in list(self._objects.values()):
-                stored.copies = [copy for copy in stored.copies if copy[0] not in gone]
-                if not stored.copies:
-                    del self._objects[stored.key]
+            segments = [self._segments[each] for each in segment_ids if each in self._segments]
+            if grace_period:
+                for segment in segments:
+                    segment.until = self.clock() + grace_period
+                self._leaving += segments
+            else:
+                self._take_away(segments)
+
+    def _take_away(self, segments: Iterable[_Segment]) -> None:
+        gone = {segment.id for segment in segments}
+        for identifier in gone:
+            self._segments.pop(identifier, None)
+        for stored in list(self._objects.values()):
+            stored.copies = [copy for copy in stored.copies if copy[0].id not in gone]
+            if not stored.copies:
+                del self._objects[stored.key]
+
+    def _sweep(self) -> None:
+        """Take away segments whose grace period has ended."""
+        now = self.clock()
+        over = [segment for segment in self._leaving if segment.until <= now]
+        if over:
+            self._leaving = [segment for segment in self._leaving if segment.until > now]
+            self._take_away(over)
 
     def _place(self, stored: StoredObject, placement: Placement) -> int:
         """Find room, under as many names as copies are wanted; fewer are accepted."""
-        segments = [s for s in self._segments.values() if s.capacity - s.used >= stored.size]
+        if self._leaving:
+            self._sweep()
+        segments = [s for s in self._segments.values() if s.has_room(stored.size)]
         segments.sort(key=lambda s: s.used - s.capacity)
         roomy: dict[str, _Segment] = {}
         for segment in segments:
@@ -347,13 +381,18 @@ class InMemoryEngine:
     def query(self, key: str) -> StoredObject | int:
         """Look a value up and renew its lease."""
         with self._lock:
-            stored = self._objects.get(key)
-            if stored is None:
-                return NOT_FOUND
-            if not stored.complete:
-                return REPLICA_NOT_READY
-            self._renew(stored)
+            stored = self._readable(key)
+            if not isinstance(stored, int):
+                self._renew(stored)
             return stored
+
+    def _readable(self, key: str) -> StoredObject | int:
+        if self._leaving:
+            self._sweep()
+        stored = self._objects.get(key)
+        if stored is None:
+            return NOT_FOUND
+        return stored if stored.complete else REPLICA_NOT_READY
 
     def _renew(self, stored: StoredObject) -> None:
         """Renew a lease; in a group that of all members, but not when half of it is left."""
@@ -380,16 +419,74 @@ class InMemoryEngine:
                 for segment, address in stored.copies
             ]
 
+    # ------------------------------------------------------------------ copies
+
+    def check_copies(self, key: str, targets: Sequence[str], source: str | None = None) -> int:
+        """Tell whether a value can be copied to segments, or a copy moved."""
+        with self._lock:
+            stored = self._readable(key)
+            if isinstance(stored, int):
+                return stored
+            names = {segment.hostname for segment in self._segments.values()}
+            held = {segment.hostname for segment, _ in stored.copies}
+            if not targets or not names.issuperset(targets):
+                return INVALID_PARAMS
+            if source is not None and (source not in held or source in targets):
+                return INVALID_PARAMS
+            return OK
+
+    def copy(self, key: str, targets: Sequence[str], source: str | None = None) -> str:
+        """Copy a value to segments; or move it there. Why it failed, by name, or nothing."""
+        with self._lock:
+            stored = self._readable(key)
+            if isinstance(stored, int):
+                return "OBJECT_NOT_FOUND"
+            held = {segment.hostname for segment, _ in stored.copies}
+            chosen: dict[str, _Segment] = {}
+            for segment in self._segments.values():
+                if segment.hostname in targets and segment.has_room(stored.size):
+                    chosen.setdefault(segment.hostname, segment)
+            wanted = [name for name in dict.fromkeys(targets) if name not in held]
+            if not all(name in chosen for name in wanted):
+                return "NO_AVAILABLE_HANDLE"
+            for name in wanted:
+                chosen[name].used += stored.size
+                stored.copies.append((chosen[name], next(self._addresses)))
+            if source is not None:
+                self._drop_copies(stored, source)
+            return ""
+
+    def clear(self, owner: object, key: str, name: str) -> bool:
+        """Drop the copies of an owner's value on a segment (all without a name); unless leased."""
+        with self._lock:
+            stored = self._readable(key)
+            if isinstance(stored, int) or stored.owner is not owner:
+                return False
+            if self.clock() < stored.lease_until:
+                return False
+            if not name:
+                self._drop(stored)
+                return True
+            return self._drop_copies(stored, name)
+
+    def _drop_copies(self, stored: StoredObject, name: str) -> bool:
+        """Drop the copies on a segment; whether there were any."""
+        there = [copy for copy in stored.copies if copy[0].hostname == name]
+        for segment, _ in there:
+            segment.used -= stored.size
+        stored.copies = [copy for copy in stored.copies if copy not in there]
+        if not stored.copies:
+            del self._objects[stored.key]
+        return bool(there)
+
     # ------------------------------------------------------------------ removing
 
     def remove(self, key: str, *, force: bool) -> int:
         """Remove a value that no lease protects."""
         with self._lock:
-            stored = self._objects.get(key)
-            if stored is None:
-                return NOT_FOUND
-            if not stored.complete:
-                return REPLICA_NOT_READY
+            stored = self._readable(key)
+            if isinstance(stored, int):
+                return stored
             if not force and self.clock() < stored.lease_until:
                 return HAS_LEASE
             self._drop(stored)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from aiomooncake.engine.inmemory.arguments import as_key, as_keys
 from aiomooncake.engine.inmemory.calls import (
     Life,
+    code,
     crash,
     empty_dict,
     empty_list,
@@ -27,9 +28,10 @@ from aiomooncake.engine.inmemory.descriptors import ReplicaDescriptor
 from aiomooncake.engine.inmemory.memory import LocalBuffer
 from aiomooncake.engine.inmemory.objects import INTERNAL, INVALID_PARAMS, OK, InMemoryEngine
 from aiomooncake.engine.inmemory.sessions import SessionCalls
+from aiomooncake.engine.inmemory.tasks import TaskCalls
 from aiomooncake.engine.inmemory.values import ValueCalls
 from aiomooncake.engine.inmemory.zero_copy import ZeroCopyCalls
-from aiomooncake.engine.protocol import Segments
+from aiomooncake.engine.protocol import Allocated, Mounted
 
 __all__ = ["InMemoryStore"]
 
@@ -40,11 +42,15 @@ _SEGMENT_UNIT: Final = 16 << 20  # allocate_and_mount_segment rounds up to it
 _FIRST_PORT: Final = 12300  # the engine's clients pick from 12300-17000
 
 
-def _no_segment(_answer: int, *_args: Any, **_kwargs: Any) -> Segments:
+def _nothing(_answer: int, *_args: Any) -> int:
+    return 0
+
+
+def _no_segment(_answer: int, *_args: Any, **_kwargs: Any) -> Mounted:
     return {"ret": INTERNAL, "segment_ids": []}
 
 
-class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
+class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
     """One client of an :class:`InMemoryEngine`, with the methods of ``NativeStore``.
 
     Thread-safe as the real one is: any number of calls side by side, but ``close`` only when none
@@ -59,6 +65,7 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
         self._hostname = ""
         self._endpoint = ""
         self._mounted: dict[str, set[str]] = {"setup": set(), "allocated": set(), "file": set()}
+        self._leaving: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<InMemoryStore {self._hostname or 'without a name'} {self._life.value}>"
@@ -126,6 +133,7 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
             self._disturb("close", asks_master=True)
         self._life = Life.CLOSED
         self._engine.unmount([name for names in self._mounted.values() for name in names])
+        self._engine.unmount(list(self._leaving))
         return OK
 
     def health_check(self) -> int:
@@ -164,7 +172,7 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
     @native(segments, unset=segments)
     def allocate_and_mount_segment(
         self, size: int, protocol: str = "tcp", location: str = ""
-    ) -> Segments:
+    ) -> Allocated:
         """Add a segment; its size is rounded up to 16 MB."""
         if size <= 0:
             return segments(INTERNAL)
@@ -177,7 +185,7 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
         self, segment_ids: Sequence[str], grace_period_seconds: int = 0
     ) -> int:
         """Take allocated segments away; -1 when one is not known."""
-        return self._unmount("allocated", segment_ids)
+        return self._unmount("allocated", segment_ids, grace_period_seconds)
 
     @native(_no_segment, unset=_no_segment)
     def mount_segment(
@@ -187,7 +195,7 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
         offset: int = 0,
         protocol: str = "tcp",
         location: str = "",
-    ) -> Segments:
+    ) -> Mounted:
         """Add a segment for a file that is large enough; the file is not touched."""
         file = Path(path)
         if not file.is_file() or file.stat().st_size < offset + size:
@@ -197,15 +205,37 @@ class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls):
     @native(internal, unset=internal)
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
         """Take a file's segments away; -1 when one is not known."""
-        return self._unmount("file", segment_ids)
+        return self._unmount("file", segment_ids, grace_period_seconds)
 
     def _mount(self, kind: str, size: int) -> str:
         name = self._engine.mount(self, self._hostname, self._endpoint, size)
         self._mounted[kind].add(name)
         return name
 
-    def _unmount(self, kind: str, segment_ids: Sequence[str]) -> int:
+    def _unmount(self, kind: str, segment_ids: Sequence[str], grace_period: int) -> int:
         known = self._mounted[kind].intersection(segment_ids)
+        leaving = self._leaving.intersection(segment_ids)
         self._mounted[kind] -= known
-        self._engine.unmount(list(known))
-        return OK if len(known) == len(segment_ids) else INTERNAL
+        self._engine.unmount(list(known), grace_period)
+        if grace_period:
+            self._leaving |= known
+        if len(known) == len(segment_ids):
+            return OK
+        return INVALID_PARAMS if leaving else INTERNAL
+
+    # ------------------------------------------------------------------ the rest
+
+    @native(_nothing, asks_master=False)
+    def alloc_from_mem_pool(self, size: int, /) -> int:
+        """Answer 0: only dummy clients have a pool."""
+        return 0
+
+    @native(_nothing, unset=_nothing, asks_master=False)
+    def get_offload_rpc_read_count(self) -> int:
+        """Answer 0: there are no disks here."""
+        return 0
+
+    @native(code, unset=internal)
+    def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
+        """Answer 0: there is no disk to take away."""
+        return OK

@@ -16,6 +16,7 @@ from aiomooncake.engine.inmemory.calls import (
 )
 from aiomooncake.engine.inmemory.memory import read_memory, write_memory
 from aiomooncake.engine.inmemory.objects import (
+    INTERNAL,
     INVALID_PARAMS,
     OK,
     TRANSFER_FAIL,
@@ -26,6 +27,10 @@ from aiomooncake.engine.inmemory.objects import (
 __all__ = ["ZeroCopyCalls"]
 
 Keys = Sequence[str]
+
+
+def _unsigned(answer: int, *_args: Any, **_kwargs: Any) -> int:
+    return -answer
 
 
 class ZeroCopyCalls(Client):
@@ -72,6 +77,25 @@ class ZeroCopyCalls(Client):
         if isinstance(placement, int) or not size:
             return placement if isinstance(placement, int) else OK
         return int(write(self, as_key(key), read_memory(ptr, size), placement))
+
+    @native(_unsigned, unset=code)
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: Any = DEFAULTS,
+    ) -> int:
+        """Store two pieces as one value, metadata first; codes without their sign, or -1."""
+        if getattr(config, "prefer_alloc_in_same_node", False):
+            return INTERNAL
+        placement = read_config(config, 1, same_node=True)
+        if isinstance(placement, int) or not size:
+            return -placement if isinstance(placement, int) else OK
+        data = read_memory(metadata_buffer_ptr, metadata_size) + read_memory(buffer_ptr, size)
+        return -self._engine.put(self, as_key(key), data, placement)
 
     @native(code_per_key, fragile=True)
     def batch_put_from(

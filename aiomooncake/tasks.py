@@ -1,0 +1,219 @@
+"""Copies and moves of values between segments, which the cluster makes in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from aiomooncake._codes import CODES
+from aiomooncake.errors import (
+    InvalidArgumentError,
+    NotSupportedError,
+    TaskError,
+    error_from_code,
+    shorten_key,
+)
+
+if TYPE_CHECKING:
+    from aiomooncake.engine.client import EngineClient
+    from aiomooncake.engine.protocol import NativeTask, TaskId
+
+__all__ = ["TaskProgress", "TaskVerbs"]
+
+# A client takes its tasks up once a second, so most of them end between 0 and 1 s after that.
+_FIRST_LOOK: Final = 0.02
+_LATER: Final = 1.5
+_LONGEST: Final = 0.25
+
+_INVALID: Final = -600
+_INTERNAL: Final = -1
+_CODES: Final = {info.name: code for code, info in CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """How far a copy or a move is.
+
+    Attributes:
+        verb: What is done.
+        key: The key it is done to.
+        status: ``"pending"`` until a client that holds the value takes it up, then
+            ``"processing"``, then ``"success"`` or ``"failed"``.
+        message: How it ended, in the engine's words; empty before.
+        seconds: Since it was begun.
+    """
+
+    verb: Literal["copy", "move"]
+    key: str
+    status: str
+    message: str
+    seconds: float
+
+
+class TaskVerbs:
+    """What a store has the cluster do in the background. Part of :class:`Store`."""
+
+    rank: int | str | None
+    _client: EngineClient
+
+    if TYPE_CHECKING:
+
+        def _check_key(self, key: object, verb: str) -> None: ...
+        def _check_text(self, text: object, verb: str, what: str) -> None: ...
+
+    async def copy(
+        self,
+        key: str,
+        targets: str | Iterable[str],
+        *,
+        on_progress: Callable[[TaskProgress], object] | None = None,
+    ) -> None:
+        """Copy a value to segments, and return when it is there.
+
+        The client that holds the value does it; it asks for work once a second. A target that has
+        a copy already is no error. Cancelled, it goes on all the same, and a warning says so.
+
+        Args:
+            key: The key.
+            targets: Names of mounted segments (another store's ``hostname``), or one.
+            on_progress: Called on the loop with a :class:`TaskProgress` when its status changes.
+
+        Raises:
+            ObjectNotFoundError: There is no such key.
+            InvalidArgumentError: A target is not mounted.
+            TaskError: It failed: no room there, say. ``code`` says why, where the engine does.
+        """
+        self._check_key(key, "copy")
+        names = [targets] if isinstance(targets, str) else list(targets)
+        if not names:
+            raise InvalidArgumentError("copy needs a target: a segment's name", rank=self.rank)
+        for name in names:
+            self._check_text(name, "copy", "target")
+        task = _Task(self._client, "copy", key, on_progress)
+        await task.run("create_copy_task", key, names)
+
+    async def move(
+        self,
+        key: str,
+        source: str,
+        target: str,
+        *,
+        on_progress: Callable[[TaskProgress], object] | None = None,
+    ) -> None:
+        """Move a copy of a value from one segment to another; otherwise as :meth:`copy`.
+
+        Args:
+            key: The key.
+            source: Name of the segment that has the copy.
+            target: Name of a mounted segment.
+            on_progress: As for :meth:`copy`.
+        """
+        self._check_key(key, "move")
+        self._check_text(source, "move", "source")
+        self._check_text(target, "move", "target")
+        task = _Task(self._client, "move", key, on_progress)
+        await task.run("create_move_task", key, source, target)
+
+
+class _Task:
+    """A copy or a move under way."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        verb: Literal["copy", "move"],
+        key: str,
+        on_progress: Callable[[TaskProgress], object] | None,
+    ) -> None:
+        self._client = client
+        self._verb: Literal["copy", "move"] = verb
+        self._key = key
+        self._on_progress = on_progress
+        self._began = time.monotonic()
+
+    async def run(self, method: str, *args: Any) -> None:
+        """Begin it and see it through."""
+        client, verb = self._client, self._verb
+        try:
+            task = await client.run(client.control, verb, self._begin, method, args)
+            await self._follow(task)
+        except asyncio.CancelledError:
+            client.log.warning(
+                "%s of %s was cancelled, and goes on in the cluster", verb, shorten_key(self._key)
+            )
+            raise
+
+    async def _follow(self, task: TaskId) -> None:
+        client, delay, status = self._client, _FIRST_LOOK, ""
+        while True:
+            seen = await client.run(client.control, f"{self._verb}_status", self._look, task)
+            now = str(seen.status.name).lower()
+            if now != status:
+                status = now
+                self._tell(status, seen.message)
+            if status == "success":
+                return
+            if status == "failed":
+                raise self._failure(seen.message)
+            await asyncio.sleep(delay)
+            delay = min(delay * _LATER, _LONGEST)
+
+    def _tell(self, status: str, message: str) -> None:
+        if self._on_progress is None:
+            return
+        seconds = time.monotonic() - self._began
+        try:
+            self._on_progress(TaskProgress(self._verb, self._key, status, message, seconds))
+        except Exception:
+            self._client.log.exception("an on_progress callback failed")
+
+    def _failure(self, message: str) -> TaskError:
+        # Such as: NO_AVAILABLE_HANDLE (max retries reached: 10).
+        code = _CODES.get(message.partition(" ")[0])
+        advice = "" if code is None else f" {CODES[code].advice}"
+        return TaskError(
+            f"{self._verb} of {shorten_key(self._key)} failed: {message or 'no reason given'}."
+            f"{advice}",
+            code=code,
+            key=self._key,
+            rank=self._client.rank,
+        )
+
+    # ------------------------------------------------------------------ on worker threads
+
+    def _begin(self, method: str, args: tuple[Any, ...]) -> TaskId:
+        client = self._client
+        create = getattr(client.native_object, method, None)
+        if create is None:
+            raise NotSupportedError(
+                f"this engine wheel has no {method}; install a newer one", rank=client.rank
+            )
+        task: TaskId
+        task, code = create(*args)
+        if code != 0:
+            hint = ""
+            if code == _INVALID:
+                hint = "Segments are named as their store's hostname, and must be mounted."
+                if self._verb == "move":
+                    hint += " The source must have a copy, and not be the target."
+            elif code == _INTERNAL:
+                hint = "The master finds no segment of the source's name any more, which happens"
+                hint += " when one of several segments of a store was taken back."
+            raise self._error(code, self._verb, hint)
+        return task
+
+    def _look(self, task: TaskId) -> NativeTask:
+        seen, code = self._client.native_object.query_task(task)
+        if seen is None or code != 0:
+            hint = f"The {self._verb} may go on in the cluster."
+            raise self._error(code, f"asking for the {self._verb}", hint)
+        return seen
+
+    def _error(self, code: int, what: str, hint: str) -> Exception:
+        client = self._client
+        error = error_from_code(code, what, key=self._key, rank=client.rank, hint=hint)
+        client.note_error(error)
+        return error

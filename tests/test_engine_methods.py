@@ -1,0 +1,138 @@
+"""The list of the binding's methods is whole, and what the mirrors say of themselves is in it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from aiomooncake import adopt, connect
+from aiomooncake.engine.binding import find_methods, load_binding
+from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
+from aiomooncake.engine.methods import AwaitableMethods, BlockingMethods
+
+SCRIPTS: Final = Path(__file__).parent.parent / "scripts"
+SCRIPT: Final = runpy.run_path(str(SCRIPTS / "engine_stub.py"))
+GIL: Final = runpy.run_path(str(SCRIPTS / "gil_table.py"))
+
+
+def test_the_list_is_current() -> None:
+    text = SCRIPT["MODULE"].read_text(encoding="utf-8")
+    assert SCRIPT["fresh"]() == text, "run scripts/engine_stub.py"
+
+
+def test_it_has_every_method_of_the_binding() -> None:
+    binding = load_binding()
+    for listed in (AwaitableMethods, BlockingMethods):
+        assert find_methods(listed) == binding.methods
+    assert all(map(inspect.iscoroutinefunction, vars_of(AwaitableMethods)))
+    assert not any(map(inspect.iscoroutinefunction, vars_of(BlockingMethods)))
+
+
+def vars_of(listed: type[Any]) -> list[Any]:
+    return [getattr(listed, name) for name in find_methods(listed)]
+
+
+def test_both_mirrors_take_the_same() -> None:
+    for name in load_binding().methods:
+        ways = [getattr(listed, name) for listed in (AwaitableMethods, BlockingMethods)]
+        awaitable, blocking = map(inspect.signature, ways)
+        assert awaitable == blocking
+        assert ways[0].__doc__ == ways[1].__doc__
+        assert ways[0].__doc__
+
+
+def test_a_method_that_is_gone_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"the binding has no .*\bput, .* any more"):
+        SCRIPT["methods_of"](type("Older", (), {"get": print}))
+
+
+def test_a_method_that_is_new_is_an_error() -> None:
+    real = load_binding().store_class
+    with pytest.raises(ValueError, match="teleport is new"):
+        SCRIPT["methods_of"](type("Newer", (real,), {"teleport": print}))
+
+
+@pytest.mark.parametrize(
+    ("doc", "complaint"),
+    [
+        ("get(*args, **kwargs)", "no signature"),
+        ("get(self: Store, arg0: str, ...) -> bytes", "can't be read: '...'"),
+    ],
+)
+def test_a_signature_that_can_not_be_read_is_an_error(doc: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        SCRIPT["method_of"]("get", doc)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("get", "key: str, /"),
+        ("put_parts", "key: str, *args: Value, config: Config = _DEFAULT"),
+        (
+            "mount_segment",
+            'path: str, size: int, offset: int = 0, protocol: str = "tcp", location: str = ""',
+        ),
+        ("batch_get_into", "keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]"),
+        ("query_task", "task_id: TaskId"),
+        ("remove", "key: str, force: bool = False"),
+    ],
+)
+def test_arguments_and_defaults_are_those_of_the_binding(name: str, arguments: str) -> None:
+    """Compared with what was read by hand, for the shapes that there are."""
+    method = SCRIPT["method_of"](name, getattr(load_binding().store_class, name).__doc__)
+    assert ", ".join(method.parameters()) == arguments
+
+
+async def test_the_mirrors_tell_of_themselves() -> None:
+    async with connect("memory://methods") as store:
+        for mirror, listed in ((store.engine, AwaitableMethods), (store.blocking, BlockingMethods)):
+            call = mirror.put
+            assert call.__name__ == "put"
+            assert call.__doc__ == listed.put.__doc__
+            assert [*inspect.signature(call).parameters] == ["key", "value", "config"]
+        assert inspect.iscoroutinefunction(store.engine.put)
+        assert not inspect.iscoroutinefunction(store.blocking.put)
+
+
+async def test_a_method_of_a_wheel_that_is_newer_than_the_list() -> None:
+    class Newer(InMemoryStore):
+        def teleport(self, key: str) -> str:
+            return key
+
+    async with adopt(joined(Newer)) as store:
+        assert await getattr(store.engine, "teleport")("k") == "k"  # noqa: B009 - not listed
+        assert "teleport" in dir(store.blocking)
+
+
+def joined(kind: type[InMemoryStore]) -> InMemoryStore:
+    native = kind(InMemoryEngine())
+    assert native.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 0, "tcp", "", "master") == 0
+    return native
+
+
+# --- who holds the GIL --------------------------------------------------------------------------
+
+
+def test_the_table_of_methods_is_current() -> None:
+    text = GIL["PAGE"].read_text(encoding="utf-8")
+    assert GIL["page"](text) == text, "run scripts/gil_table.py"
+
+
+def test_those_that_hold_the_gil_are_known_by_name() -> None:
+    """Measured on the real engine; with torch, of the methods for tensors too."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "gil_table.py"), "measure"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)) == set(GIL["HOLD"]) - GIL["_SKIPPED"]
