@@ -383,7 +383,7 @@ class Moves:
             if pieces and ready:
                 with self._put_turn(key) as mine:
                     if mine:
-                        return self._write_pieces(key, block, options, tell)
+                        return self._write_pieces(key, [block], options, tell)
             return self._client.move(move, key, block.address, block.nbytes, *options)
 
     def _put_on_own_host(self, key: str, address: int, nbytes: int, *options: object) -> int:
@@ -406,32 +406,37 @@ class Moves:
             free_unused()
 
     def _write_pieces(
-        self, key: str, block: Block, options: tuple[object, ...], tell: Progress | None
+        self,
+        key: str,
+        blocks: Sequence[Block],
+        options: tuple[object, ...],
+        tell: Progress | None,
     ) -> int:
+        """Store registered memory by a session; ``blocks`` make up one value, in order."""
         native = self._client.native_object
-        code = native.batch_put_session_start([key], [block.nbytes], *options)[0]
+        nbytes = sum(block.nbytes for block in blocks)
+        code = native.batch_put_session_start([key], [nbytes], *options)[0]
         if code == _INVALID:
             # A session of ours whose end was never confirmed (the master was away).
             native.batch_put_session_revoke([key])
-            code = native.batch_put_session_start([key], [block.nbytes], *options)[0]
+            code = native.batch_put_session_start([key], [nbytes], *options)[0]
         if code < 0:
             return code
         code = _INVALID
         try:
-            for done in range(0, block.nbytes, PIECE):
+            for addresses, sizes, offsets in _pieces(blocks):
                 self._go_on("put", key)
-                piece = min(PIECE, block.nbytes - done)
                 code = self._client.move(
                     native.batch_put_from_multi_buffer_ranges,
                     [key],
-                    [[block.address + done]],
-                    [[piece]],
-                    [[done]],
+                    [addresses],
+                    [sizes],
+                    [offsets],
                 )[0]
                 if code < 0:
                     return code
                 if tell is not None:
-                    tell(done + piece, block.nbytes)
+                    tell(offsets[-1] + sizes[-1], nbytes)
             code = native.batch_put_session_end([key])[0]
             return code
         finally:
@@ -577,3 +582,24 @@ class Moves:
             if mine:
                 with self._putting_lock:
                     self._putting.discard(key)
+
+
+def _pieces(blocks: Sequence[Block]) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Cut memory into native calls: addresses, sizes, and places in the value."""
+    addresses: list[int] = []
+    sizes: list[int] = []
+    offsets: list[int] = []
+    end, room = 0, PIECE
+    for block in blocks:
+        done = 0
+        while done < block.nbytes:
+            size = min(room, block.nbytes - done)
+            addresses.append(block.address + done)
+            sizes.append(size)
+            offsets.append(end)
+            done, end, room = done + size, end + size, room - size
+            if not room:
+                yield addresses, sizes, offsets
+                addresses, sizes, offsets, room = [], [], [], PIECE
+    if sizes:
+        yield addresses, sizes, offsets

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake.errors import MooncakeError
 from aiomooncake.load import Load
-from aiomooncake.memory import Block, gather, join
-from aiomooncake.moves import MISSES, Moves
+from aiomooncake.memory import SCRATCH_SIZE, Block, gather, join
+from aiomooncake.moves import MISSES, PIECE, Moves
 
 if TYPE_CHECKING:
     from aiomooncake.config import ReplicateConfig
@@ -46,6 +46,14 @@ class PartMoves(Moves):
     ) -> None:
         """Store several pieces of memory of any kind as one value."""
         blocks = [gather(part) if isinstance(part, memoryview) else part for part in parts]
+        nbytes = sum(block.nbytes for block in blocks)
+        if nbytes > PIECE and self._has_sessions(self._client.native_object):
+            code = self._put_in_pieces(key, blocks, self._options(config))
+            if code is not None:
+                if code < 0 and code != _EXISTS:
+                    raise self._error(code, "put_parts", key, config)
+                self._client.counters.count_written(nbytes)
+                return
         if self._registered_only and not all(block.registered for block in blocks):
             # This transport can't take them from where they are.
             self.put(key, join(blocks), config, replace=False)
@@ -53,6 +61,38 @@ class PartMoves(Moves):
         (error,) = self.put_parts_all(_load_of(key, blocks), config)
         if error is not None:
             raise error
+
+    def _put_in_pieces(
+        self, key: str, blocks: Sequence[Block], options: tuple[object, ...]
+    ) -> int | None:
+        """Store one large piece of memory, and small ones around it, by a session; the code.
+
+        None where it can't be. Only the large one is registered for it: of several, which may
+        overlap, each of two calls might wait for what the other has.
+        """
+        large = max(blocks, key=lambda block: block.nbytes)
+        small = [block for block in blocks if block is not large and not block.registered]
+        if len(blocks) > MANY_PARTS or sum(block.nbytes for block in small) > SCRATCH_SIZE:
+            return None
+        with (
+            self._scratch() as scratch,
+            self._registered(
+                large.address, large.nbytes, large, needed=True, known=large.registered
+            ) as ready,
+            self._put_turn(key) as mine,
+        ):
+            if not (ready and mine):
+                return None
+            placed: list[Block] = []
+            end = 0
+            for block in blocks:
+                if block is large or block.registered:
+                    placed.append(block)
+                    continue
+                address = scratch.write(end, block)
+                end += block.nbytes
+                placed.append(Block(address, block.nbytes, scratch, mutable=False, registered=True))
+            return self._write_pieces(key, placed, options, None)
 
     def put_parts_all(
         self, load: Load, config: ReplicateConfig | None

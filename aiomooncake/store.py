@@ -34,10 +34,10 @@ from aiomooncake.replicas import Replica, replicas_of_keys
 from aiomooncake.segments import SegmentVerbs
 from aiomooncake.sessions import SessionVerbs
 from aiomooncake.tasks import TaskVerbs
+from aiomooncake.tensors import TensorVerbs
 from aiomooncake.transfers import LARGE, MANY_KEYS, MERGED_VALUE, Transfers
 from aiomooncake.views import Views
 from aiomooncake.warmup import WarmupPolicy, WarmupProgress, WarmupReport, warm_up
-from aiomooncake.zero_copy import ZeroCopyVerbs
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,7 +74,7 @@ class _Trials:
         self.allocate = store.allocate
 
 
-class Store(ZeroCopyVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
+class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
     """An open Mooncake store: every verb awaitable, checked, and safe to cancel.
 
     Made by :func:`aiomooncake.connect` or :func:`aiomooncake.adopt`. It belongs to the event loop

@@ -49,9 +49,15 @@ _VERBS: Final = (
     "get", "exists", "size", "replicas", "put", "upsert", "remove", "get_many", "exists_many",
     "replicas_many", "remove_many", "put_many", "put_parts", "put_from", "get_into",
     "put_many_from", "get_many_into", "remove_by_regex", "remove_all", "warmup", "copy", "move",
+    "put_tensor", "upsert_tensor", "put_tensors", "put_tensor_shard", "get_tensor", "get_tensors",
+    "get_tensor_shard", "put_tensor_from", "put_tensors_from", "get_tensor_into",
+    "get_tensors_into", "save_tensors", "load_tensors",
 )  # fmt: skip
 _OPENINGS: Final = ("view", "view_many", "allocate", "register", "mount_segment")
-_MANY: Final = ("_many", "_many_from", "_many_into")
+_MANY: Final = (
+    "_many", "_many_from", "_many_into", "put_tensors", "get_tensors", "_tensors_from",
+    "_tensors_into",
+)  # fmt: skip
 """How verbs end whose first argument has many keys."""
 
 

@@ -7,6 +7,7 @@ import gc
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -29,7 +30,7 @@ from aiomooncake import (
 from aiomooncake.engine.client import EngineClient
 from aiomooncake.engine.inmemory import InMemoryEngine
 from aiomooncake.hedging import GetLane
-from aiomooncake.tracing import instrument
+from aiomooncake.tracing import _OPENINGS, _VERBS, instrument
 from tests.conftest import Hold, OpenStore
 
 MB = 1 << 20
@@ -136,6 +137,8 @@ async def test_every_public_verb_is_a_span(traced: Traced) -> None:
         await store.copy("a", store.hostname)
     with pytest.raises(ObjectNotFoundError):
         await store.move("none", "here", "there")
+    await store.put_tensors({"t": np.zeros(4), "u": np.ones(4)})
+    assert await store.get_tensor("u", like="numpy") is not None
     await store.remove_by_regex("none")
     await store.warmup()
     await store.remove_all(force=True)
@@ -147,12 +150,15 @@ async def test_every_public_verb_is_a_span(traced: Traced) -> None:
         # A session's calls are jobs of its caller's span, as long as its block.
         and name not in {"health", "stats", "aclose", "put_session", "get_session"}
     }
-    assert {span.name for span in traced.spans(kind=SpanKind.CLIENT)} == public
+    assert public == {*_VERBS, *_OPENINGS}
+    seen = {span.name for span in traced.spans(kind=SpanKind.CLIENT)}
+    assert seen >= {name for name in public if "tensor" not in name}
+    assert {"put_tensors", "get_tensor"} < seen <= public
     sizes = {
         span.name: attributes(span).get("db.operation.batch.size")
         for span in traced.spans(kind=SpanKind.CLIENT)
     }
-    assert sizes["put_many"] == sizes["get_many"] == sizes["view_many"] == 2
+    assert sizes["put_many"] == sizes["put_tensors"] == sizes["get_many"] == sizes["view_many"] == 2
     assert sizes["exists_many"] == 3
     assert sizes["put_many_from"] is None  # one is no batch
     assert sizes["get"] is None

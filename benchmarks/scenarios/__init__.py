@@ -16,6 +16,7 @@ from benchmarks.scenarios import (
     sglang,
     sizes,
     stuck,
+    tensors,
     traffic,
     vllm,
 )
@@ -29,6 +30,7 @@ GROUPS: tuple[Group, ...] = (
     *connecting.GROUPS,
     *ranks.GROUPS,
     *large.GROUPS,
+    *tensors.GROUPS,
     *stuck.GROUPS,
     *blocks.GROUPS,
     *lmcache.GROUPS,

@@ -29,7 +29,7 @@ from aiomooncake.engine.inmemory.memory import LocalBuffer
 from aiomooncake.engine.inmemory.objects import INTERNAL, INVALID_PARAMS, OK, InMemoryEngine
 from aiomooncake.engine.inmemory.sessions import SessionCalls
 from aiomooncake.engine.inmemory.tasks import TaskCalls
-from aiomooncake.engine.inmemory.values import ValueCalls
+from aiomooncake.engine.inmemory.tensors import TensorCalls
 from aiomooncake.engine.inmemory.zero_copy import ZeroCopyCalls
 from aiomooncake.engine.protocol import Allocated, Mounted
 
@@ -50,7 +50,7 @@ def _no_segment(_answer: int, *_args: Any, **_kwargs: Any) -> Mounted:
     return {"ret": INTERNAL, "segment_ids": []}
 
 
-class InMemoryStore(ValueCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
+class InMemoryStore(TensorCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
     """One client of an :class:`InMemoryEngine`, with the methods of ``NativeStore``.
 
     Thread-safe as the real one is: any number of calls side by side, but ``close`` only when none
