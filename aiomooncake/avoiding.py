@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.errors import MooncakeError, error_from_code
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
     from aiomooncake.engine.peers import PeerWatch
 
-__all__ = ["TRANSFER_FAIL", "kept_off", "suspect_peers", "unreachable"]
+__all__ = ["TRANSFER_FAIL", "kept_off", "suspect_owners", "suspect_peers", "unreachable"]
 
 TRANSFER_FAIL: Final = -800
 
@@ -29,6 +30,31 @@ def suspect_peers(client: EngineClient, verb: str, key: str) -> None:
         peers.suspect(copy.transport_endpoint for copy in found.values())
     else:
         peers.suspect_all()  # the engine does not say where it tried to store a value
+
+
+def suspect_owners(client: EngineClient, keys: Sequence[str]) -> None:
+    """Let the owners of keys be knocked at whose read takes long; on the loop, never blocks."""
+    peers = client.peers
+    if peers is None or not peers.wants_news:
+        return
+
+    def ask(some: Sequence[str]) -> Sequence[Any]:
+        found = first_copies(client.native_object, some)
+        peers.suspect(copy.transport_endpoint for copy in found.values())
+        return ()
+
+    with contextlib.suppress(MooncakeError):  # the store closes, or its master is away
+        client.start(
+            client.control, "owners", ask, keys, done=_ignore, over=_nothing, keys=len(keys)
+        )
+
+
+def _ignore(_: object) -> None:
+    """Stand for a ``done`` that nobody waits for."""
+
+
+def _nothing() -> None:
+    """Stand for an ``over`` that gives nothing back."""
 
 
 def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[str, MooncakeError]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from aiomooncake.avoiding import suspect_owners
 from aiomooncake.engine.client import OVERDUE
 from aiomooncake.errors import MooncakeError
 from aiomooncake.lanes import Batch, ReadLane, Waiting
@@ -56,7 +58,12 @@ class GetLane(ReadLane):
         client = self._client
         try:
             value = await client.run(
-                client.bulk, "get", self._transfers.get_large, item.key, reads=True
+                client.bulk,
+                "get",
+                self._transfers.get_large,
+                item.key,
+                reads=True,
+                knock=partial(suspect_owners, client, [item.key]),
             )
         except Exception as exc:  # noqa: BLE001  # those who wait for it get it
             self._fail(item, exc)

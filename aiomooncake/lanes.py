@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._turns import Turns
+from aiomooncake.avoiding import suspect_owners
 from aiomooncake.engine.client import OVERDUE
 from aiomooncake.errors import MooncakeError, RpcError
 from aiomooncake.transfers import MERGED_BYTES
@@ -378,6 +379,14 @@ class KeyedLane(Lane):
         super()._close(batch)
         for item in batch.items:
             self._end_turn(item)
+
+    def _late(self, batch: Batch) -> None:
+        super()._late(batch)
+        if self.name.startswith("get"):  # of a read somebody knows who may be the cause
+            suspect_owners(self._client, self._keys_of(batch))
+
+    def _keys_of(self, batch: Batch) -> list[str]:
+        return [item.key for item in batch.items]
 
     def _forget(self, item: Waiting) -> None:
         super()._forget(item)

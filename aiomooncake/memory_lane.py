@@ -106,6 +106,9 @@ class MemoryLane(KeyedLane):
         if isinstance(item, Move):
             self._turns.end_all(item.load.keys)
 
+    def _keys_of(self, batch: Batch) -> list[str]:
+        return [key for item in batch.items if isinstance(item, Move) for key in item.load.keys]
+
     def _count(self, items: Sequence[Waiting]) -> int:
         return sum(item.count for item in items)
 

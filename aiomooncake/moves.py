@@ -209,8 +209,9 @@ class Moves:
                 return None
             if code not in (_INVALID, _LEASE_EXPIRED):
                 raise self._error(code, "get_into", key)
-            # Replaced by a shorter value meanwhile, or not read in time.
-        raise self._error(code, "get_into", key)
+            # Replaced by a shorter value meanwhile, or not read in time, or from a peer that does
+            # not say its first word.
+        raise self._error(TRANSFER_FAIL if code == _INVALID else code, "get_into", key)
 
     def _read_range(
         self, key: str, address: int, offset: int, nbytes: int, tell: Progress | None
@@ -303,7 +304,8 @@ class Moves:
                 # No session yet, or its lease ran out, or another read of the key ended it.
                 restarts += 1
                 if restarts > _RESTARTS:
-                    return code
+                    # Of a size that was right each time -600 is what a peer without a word makes.
+                    return TRANSFER_FAIL if code == _INVALID else code
                 code = native.batch_get_session_start([key])[0]
                 if code < 0:
                     return code
@@ -433,6 +435,9 @@ class Moves:
                     [sizes],
                     [offsets],
                 )[0]
+                if code == _INVALID:
+                    # The session is gone: nothing was wrong with the arguments when it began.
+                    code = TRANSFER_FAIL
                 if code < 0:
                     return code
                 if tell is not None:

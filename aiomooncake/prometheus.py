@@ -17,7 +17,6 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aiomooncake._extras import missing_extra
@@ -159,16 +158,14 @@ METRICS: Final = (
 # Read once, with the module: it looks into files, which a scrape on an event loop must not.
 
 
-@cache
-def _build() -> dict[str, str]:
-    """Tell what runs here; reads files, once."""
-    engines = installed_distributions()
-    return {
-        "version": __version__,
-        "engine": ",".join(engines),
-        "engine_version": ",".join(engines.values()),
-        "python": platform.python_version(),
-    }
+# Read once, with the module: it looks into files, which a scrape on an event loop must not.
+_ENGINES: Final = installed_distributions()
+_BUILD: Final = {
+    "version": __version__,
+    "engine": ",".join(_ENGINES),
+    "engine_version": ",".join(_ENGINES.values()),
+    "python": platform.python_version(),
+}
 
 
 class StoreCollector(Collector):
@@ -188,7 +185,7 @@ class StoreCollector(Collector):
         families = {spec.name: spec.family() for spec in METRICS}
         for rank, seen in sorted(ROLL.ranks().items()):
             _Writer(families, rank).write(seen)
-        families["aiomooncake_build"].add_metric((), _build())
+        families["aiomooncake_build"].add_metric((), _BUILD)
         yield from families.values()
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from aiomooncake._tasks import caught, together
+from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import ASKED_KEYS, WIDTH, Batching, Waiting
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.client import EngineClient, close_dropped
@@ -681,7 +682,13 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
             client = self._client
             values = await together(
                 caught(
-                    client.run, client.bulk, "get", self._transfers.get_large, keys[i], reads=True
+                    client.run,
+                    client.bulk,
+                    "get",
+                    self._transfers.get_large,
+                    keys[i],
+                    reads=True,
+                    knock=partial(suspect_owners, client, [keys[i]]),
                 )
                 for i in large
             )

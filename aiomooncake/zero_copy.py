@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from aiomooncake._buffers import address_of
+from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import Waiting
 from aiomooncake.buffers import (
     Buffer,
@@ -385,7 +386,13 @@ class ZeroCopyVerbs:
             job = partial(self._transfers.get_into, key, memory, tell)
         use.hold()
         return await self._client.run(
-            self._client.bulk, "get_into", job, reads=True, drain=use.drains, over=use.end
+            self._client.bulk,
+            "get_into",
+            job,
+            reads=True,
+            drain=use.drains,
+            over=use.end,
+            knock=partial(suspect_owners, self._client, [key]),
         )
 
     async def _look(self, keys: Sequence[str]) -> list[Sight | None]:

@@ -368,3 +368,18 @@ async def test_a_real_store_is_scraped_over_http(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_an_odd_rank_does_not_break_the_scrape() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from aiomooncake import connect
+    from aiomooncake.prometheus import StoreCollector
+
+    async def scraped() -> bytes:
+        registry = CollectorRegistry()
+        registry.register(StoreCollector())
+        async with connect("memory://odd-rank", rank="gpu\udce4"):
+            return await asyncio.to_thread(generate_latest, registry)
+
+    assert b'rank="gpu\\\\udce4"' in asyncio.run(scraped())

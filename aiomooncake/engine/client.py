@@ -55,6 +55,9 @@ _DUMMY_TAINT_AFTER = 25.0
 OVERDUE = 0.1
 """Seconds after which a call no longer holds up those behind it in the lane of small ones."""
 
+_KNOCK_AGAIN: Final = 1.0
+"""Seconds between two knocks at peers while a large value is on its way."""
+
 _CLOSED: Final = 1  # of health_check()
 _BULK_THREADS = 2
 _CONTROL_THREADS = 2
@@ -291,6 +294,7 @@ class EngineClient:
         trial: bool = False,
         keys: int = 0,
         over: Callable[[], None] = _nothing,
+        knock: Callable[[], object] | None = None,
     ) -> T:
         """Run a blocking job on a lane and await it.
 
@@ -300,6 +304,8 @@ class EngineClient:
         ``over`` is called once, on any thread, when the job has ended or will never run.
         A ``bounded`` job can't get stuck, and is let in however many others are; a ``trial`` also
         while the master is away. ``keys`` is how many travel in it, where it is a batch.
+        ``knock`` is called again and again on the loop while a job of the bulk lane takes long: it
+        knocks at the peers that may be the cause (by default at all that are known).
 
         Raises:
             MooncakeError: What :meth:`Gate.enter` refuses, and what the job raises.
@@ -330,6 +336,9 @@ class EngineClient:
         timers: list[asyncio.TimerHandle] = []
         if lane in (self.small, self.hedge):
             timers.append(loop.call_later(OVERDUE, self._late, lane, call, timers))
+        elif lane is self.bulk and self.peers is not None:
+            knock = knock or self.peers.suspect_all
+            timers.append(loop.call_later(OVERDUE, self._slow, knock, timers))
         try:
             await waiter
         except asyncio.CancelledError:
@@ -409,6 +418,12 @@ class EngineClient:
         if not self.set_aside(lane, call):  # it waits for a thread, or too many are aside
             loop = asyncio.get_running_loop()
             timers[:] = [loop.call_later(OVERDUE, self._late, lane, call, timers)]
+
+    def _slow(self, knock: Callable[[], object], timers: list[asyncio.TimerHandle]) -> None:
+        """Knock at peers while a large value takes long: one may never say its first word."""
+        knock()
+        loop = asyncio.get_running_loop()
+        timers[:] = [loop.call_later(_KNOCK_AGAIN, self._slow, knock, timers)]
 
     def use_loop(self, name: str) -> asyncio.AbstractEventLoop:
         """Bind this store to the running loop.

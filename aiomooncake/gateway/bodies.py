@@ -28,6 +28,12 @@ time; beyond, zeroing it would stop the loop."""
 
 _PIECE: Final = 64 << 10
 _TURN: Final = 4  # pieces that are decoded in one turn of the loop: 0.3 ms, full of escapes 5 ms
+_STEPS: Final = 500  # texts, brackets and other values that are found in one turn: below 1 ms
+_FIRST: Final = 1 << 10  # bytes in which the end of a text is looked for first: most are short
+_CHARSETS: Final = frozenset(
+    {"utf-8", "utf8", "utf-16", "utf-32", "us-ascii", "ascii", "iso-8859-1", "latin-1"}
+)
+"""What JSON comes in. Others may take minutes to decode: punycode does for a megabyte."""
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 # What a text may hold up to its final quote; a pair of surrogates is one.
 _TEXT: Final = re.compile(
@@ -88,9 +94,11 @@ async def read_item(request: web.Request, limit: int) -> tuple[Any, bytes | memo
 
 
 def _object(body: bytes, charset: str | None) -> dict[str, Any]:
+    if charset is not None and charset.lower() not in _CHARSETS:
+        raise BadRequestError("the body must be UTF-8")
     try:
         parsed = json.loads(body if charset is None else body.decode(charset))
-    except (ValueError, LookupError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise BadRequestError(f"the body is not usable JSON: {exc}") from None
     if not isinstance(parsed, dict):
         raise BadRequestError("the body must be a JSON object")
@@ -115,6 +123,7 @@ class _LargeObject:
         self._body = memoryview(body)
         self._size = size
         self._at = 0
+        self._steps = 0
 
     async def read(self) -> tuple[Any, memoryview | None]:
         """Find the members ``key`` and ``value``; of one given twice the last counts, as ever."""
@@ -155,8 +164,11 @@ class _LargeObject:
         """Decode a text where it lies; what comes back is a part of the body."""
         self._take(b'"')
         body, begin, to, turns = self._body, self._at, self._at, 0
+        length = _FIRST
+        await self._step()
         while True:
-            raw = bytes(body[self._at : min(self._size, self._at + _PIECE)])
+            raw = bytes(body[self._at : min(self._size, self._at + length)])
+            length = _PIECE
             quote = raw.find(b'"')
             if b"\\" in raw[: None if quote < 0 else quote]:
                 found = _TEXT.match(raw)
@@ -181,6 +193,12 @@ class _LargeObject:
             if turns % _TURN == 0:
                 await asyncio.sleep(0)
 
+    async def _step(self) -> None:
+        """Let others have their turn, now and then."""
+        self._steps += 1
+        if not self._steps % _STEPS:
+            await asyncio.sleep(0)
+
     async def _other(self) -> Any:
         """Parse a value that is no text; of an object or list only find the end."""
         if self._peek() in (b"{", b"["):
@@ -197,6 +215,7 @@ class _LargeObject:
     async def _skip(self) -> None:
         depth = 0
         while True:
+            await self._step()
             found = _STRUCTURE.match(self._body, self._at, self._size)
             self._at = found.end() if found is not None else self._at
             mark = self._peek()

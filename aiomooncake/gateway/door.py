@@ -47,6 +47,8 @@ class Door:
                 raise
             except MooncakeError as exc:
                 return failure(exc)
+            except web.RequestPayloadError as exc:  # a broken encoding, or a client that left
+                return refused(400, "BAD_REQUEST", f"the body can't be read: {exc}")
             except (BodyTooLargeError, web.HTTPRequestEntityTooLarge):
                 return refused(
                     413,

@@ -198,7 +198,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _label(rank: int | str | None) -> str:
-    return "" if rank is None else str(rank)
+    # A scrape is UTF-8: one lone surrogate (of an odd environment, say) would break all of it.
+    return "" if rank is None else str(rank).encode("utf-8", "backslashreplace").decode()
 
 
 def _outcome(error: BaseException, doing: str) -> str:

@@ -48,3 +48,31 @@ async def test_a_client_that_reads_slowly_holds_nobody_up(gateway: Client) -> No
             assert (await gateway.ask("GET", f"/api/exist/{key}")).json == {"exists": True}
         assert len(await slow.read()) == 23 * MB
     assert (await gateway.told())["stall"] < STALL
+
+
+@pytest.mark.parametrize(
+    "more", [b',"a":""', b',"a":["' + b'","' * 3 + b'"]', b',"a":' + b"[" * 64 + b"]" * 64]
+)
+async def test_a_body_of_many_small_things_stops_nobody(gateway: Client, more: bytes) -> None:
+    key = f"small-{time.monotonic_ns()}"
+    body = b'{"key":"%b","value":"v"%b}' % (key.encode(), more * (MB // len(more)))
+    await gateway.told()
+    put = asyncio.ensure_future(gateway.ask("PUT", "/api/put", body))
+    while not put.done():
+        assert (await gateway.ask("GET", "/healthz")).status == 200
+        await asyncio.sleep(0.01)
+    assert put.result().status == 200
+    assert (await gateway.get(key)).body == b"v"
+    assert (await gateway.told())["stall"] < STALL
+
+
+async def test_a_charset_that_takes_minutes_is_refused(gateway: Client) -> None:
+    body = b"a" * (MB // 8) + b"-" + b"a" * (MB // 8)
+    await gateway.told()
+    async with gateway.session.put(
+        f"{gateway.url}/api/put",
+        data=body,
+        headers={"Content-Type": "text/plain; charset=punycode"},
+    ) as reply:
+        assert reply.status == 400
+    assert (await gateway.told())["stall"] < STALL

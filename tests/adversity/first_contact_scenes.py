@@ -1,0 +1,62 @@
+"""Scenes of :mod:`test_first_contact`: each runs in an interpreter of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from aiomooncake import LocalCluster, TransferError
+from tests.adversity.exit_scenes import open_store
+from tests.adversity.frozen_scenes import attempt
+from tests.adversity.peer_scenes import until
+from tests.adversity.processes import Peer
+
+LARGE = bytes(24 << 20)
+
+
+async def _peer_without_a_word(*, kill: bool, metrics: bool, verbs: tuple[str, ...]) -> None:
+    async with LocalCluster(client_ttl=120) as cluster:
+        with Peer(cluster.address, segment=256 << 20) as peer:
+            address = cluster.address
+            writer = await open_store(address, global_segment_size=0)
+            await writer.put("large", LARGE)
+            await writer.aclose()
+            known = {"master_metrics_port": cluster.metrics_port} if metrics else {}
+            store = await open_store(address, global_segment_size=0, transfer_timeout=1, **known)
+            async with store.allocate(len(LARGE)) as buffer:
+                (peer.kill if kill else peer.freeze)()
+                calls: dict[str, Callable[[], Awaitable[object]]] = {
+                    "get": lambda: store.get("large"),
+                    "get_into": lambda: store.get_into("large", buffer),
+                    "get_range": lambda: store.get_into("large", buffer, offset=1),
+                    "put": lambda: store.put("p", LARGE),
+                    "put_from": lambda: store.put_from("pf", buffer),
+                }
+                for verb in verbs:
+                    began = time.monotonic()
+                    answer = await attempt(calls[verb]())
+                    assert isinstance(answer, TransferError), (verb, answer)
+                    assert time.monotonic() - began < 20, verb
+                assert not store.stats().tainted
+                if not kill:
+                    peer.thaw()
+                    await until(lambda: store.health().state == "ready")
+            await store.aclose()
+
+
+def frozen_read() -> None:
+    asyncio.run(_peer_without_a_word(kill=False, metrics=True, verbs=("get",)))
+
+
+def frozen_read_without_metrics() -> None:
+    asyncio.run(_peer_without_a_word(kill=False, metrics=False, verbs=("get_into",)))
+
+
+def frozen_write() -> None:
+    asyncio.run(_peer_without_a_word(kill=False, metrics=True, verbs=("put",)))
+
+
+def killed() -> None:
+    verbs = ("get", "get_into", "get_range", "put", "put_from")
+    asyncio.run(_peer_without_a_word(kill=True, metrics=False, verbs=verbs))
