@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._tasks import finished
 from aiomooncake.config import parse_size
+from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
@@ -281,9 +282,7 @@ class SegmentVerbs:
                 rank=self.rank,
             )
         if not hasattr(native, "mount_segment"):
-            raise NotSupportedError(
-                "this engine wheel mounts no segments; install a newer one", rank=self.rank
-            )
+            raise no_method("mount_segment", rank=self.rank)
         segment.mount(native)
 
 

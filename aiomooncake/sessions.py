@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from aiomooncake.avoiding import TRANSFER_FAIL, suspect_peers, unreachable
 from aiomooncake.buffers import Owner, Place, Slice
 from aiomooncake.config import parse_size
+from aiomooncake.engine.since import no_method
 from aiomooncake.engine.workers import stopping
 from aiomooncake.errors import (
     BatchError,
@@ -117,9 +118,7 @@ class _Session:
             )
         native = client.native_object
         if not hasattr(native, "batch_put_session_start"):
-            raise NotSupportedError(
-                "this engine wheel has no sessions; install a newer one", rank=self._store.rank
-            )
+            raise no_method("batch_put_session_start", rank=self._store.rank)
         return native
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aiomooncake._codes import CODES
+from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
     InvalidArgumentError,
-    NotSupportedError,
     TaskError,
     error_from_code,
     shorten_key,
@@ -188,9 +188,7 @@ class _Task:
         client = self._client
         create = getattr(client.native_object, method, None)
         if create is None:
-            raise NotSupportedError(
-                f"this engine wheel has no {method}; install a newer one", rank=client.rank
-            )
+            raise no_method(method, rank=client.rank)
         task: TaskId
         task, code = create(*args)
         if code != 0:

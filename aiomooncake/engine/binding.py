@@ -53,6 +53,17 @@ _CANDIDATES: Final = (
 # A parameter of a pybind11 signature: after "(" or ", ", perhaps starred, and before ":".
 _PARAMETER: Final = re.compile(r"[(,]\s*\*{0,2}(\w+)\s*[:,)=]")
 
+# Options of ReplicateConfig that came later than the oldest wheel that is supported.
+_SINCE: Final = {
+    "nof_replica_num": "0.3.12.post1",
+    "dfs_replica_num": "0.3.13",
+    "preferred_nof_segments": "0.3.12.post1",
+    "soft_pin_action": "0.3.13",
+    "soft_pin_ttl_ms": "0.3.13",
+    "data_type": "0.3.11",
+    "group_ids": "0.3.12.post1",
+}
+
 _lock: Final = threading.Lock()
 
 
@@ -227,8 +238,9 @@ def native_replicate_config(binding: Binding, config: ReplicateConfig) -> Any:
             continue
         wheel = f"engine {binding.version}" if binding.version else "the installed engine"
         if not hasattr(native, name):
+            newer = f"install {_SINCE[name]} or newer" if name in _SINCE else "upgrade it"
             raise NotSupportedError(
-                f"ReplicateConfig.{name} is not known to {wheel}: upgrade it or leave {name} out"
+                f"ReplicateConfig.{name} is not known to {wheel}: {newer}, or leave {name} out"
             )
         try:
             setattr(native, name, _native_value(getattr(native, name), value))

@@ -23,7 +23,7 @@ from aiomooncake._time_limits import process_limits, setup_limits
 from aiomooncake.engine import blocks
 from aiomooncake.engine.entry_points import DummyEntry, RealEntry
 from aiomooncake.engine.knock import answers
-from aiomooncake.engine.options import check_options
+from aiomooncake.engine.options import check_options, check_wheel
 
 if TYPE_CHECKING:
     from aiomooncake.config import StoreConfig
@@ -96,6 +96,10 @@ class RealLifecycle:
         local_hostname: str,
         transfer_engine: object | None,
     ) -> None:
+        check_wheel(binding, dummy=False)
+        if "_get_pyclient_capsule" not in dir(binding.store_class):
+            # 0.3.10.post2 takes memory of any process on this host for its own, and crashes.
+            os.environ.setdefault("MC_STORE_MEMCPY", "0")
         self._binding = binding
         self.entry = _entry(RealEntry, binding, config)
         self._config = config
@@ -176,6 +180,7 @@ class DummyLifecycle:
         server: tuple[str, int],
         shared: SharedMemory,
     ) -> None:
+        check_wheel(binding, dummy=True)
         self._binding = binding
         self.entry = _entry(DummyEntry, binding, config)
         self._config = config

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiomooncake._codes import RPC_CODES
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine import methods
+from aiomooncake.engine.since import METHODS_SINCE, no_method
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
@@ -82,6 +83,8 @@ class _Mirror:
 
     def _check(self, name: str) -> None:
         if name not in self._methods:
+            if name in METHODS_SINCE:
+                raise no_method(name, rank=self._client.rank)
             raise AttributeError(
                 f"this engine has no method {name!r}; dir() of this object lists those it has"
             )

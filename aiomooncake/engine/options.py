@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiomooncake.engine.binding import find_setup_parameters
+from aiomooncake.engine.since import OLDEST
 from aiomooncake.errors import ConfigError, InvalidArgumentError, NotSupportedError
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-__all__ = ["check_dummy_options", "check_options"]
+__all__ = ["check_dummy_options", "check_options", "check_wheel"]
+
+# What the verbs call, of which wheels before 0.3.10.post2 lack one or the other.
+_NEEDED: Final = frozenset({"batch_remove", "batch_upsert_from", "health_check", "upsert_from"})
+# Came with 0.3.13, whose dummy clients are the first that are right: earlier ones cut a value to
+# the memory it is read into, and can't store one of some MB. That does not show from outside.
+_WITH_RIGHT_DUMMIES: Final = "batch_get_session_start"
 
 _OFFLOAD: Final = ("enable_ssd_offload", "ssd_offload_path")
 _NEWEST: Final = ("tenant_id", "enable_client_http_server", "client_http_port")
@@ -71,6 +78,29 @@ _PLUGINS: Final = {"http": "17HTTP", "https": "17HTTP", "etcd": "17Etcd", "redis
 
 _MAP_HUGETLB: Final = 0x40000  # Linux's; Python has no name for it
 _HUGE_PAGE: Final = 2 << 20
+
+
+def check_wheel(binding: Binding, *, dummy: bool) -> None:
+    """Refuse a wheel that is too old for a client of this kind.
+
+    Raises:
+        NotSupportedError: It is; says which one is not.
+    """
+    wheel = _name(binding)
+    missing = sorted(_NEEDED - binding.methods)
+    if missing:
+        raise NotSupportedError(
+            f"{wheel} is too old, it has no {', '.join(missing)}: install {OLDEST} or newer"
+        )
+    if dummy and _WITH_RIGHT_DUMMIES not in binding.methods:
+        raise NotSupportedError(
+            f"{wheel} is too old for dummy clients, which cut large values short: install 0.3.13 "
+            "or newer, or connect to the master instead, without client_server_address"
+        )
+
+
+def _name(binding: Binding) -> str:
+    return f"engine {binding.version}" if binding.version else "the installed engine"
 
 
 def check_options(
@@ -148,10 +178,9 @@ def _check_known(binding: Binding, direct_tail: str | None, config: StoreConfig)
             return  # a binding without signatures: it will tell itself
     for name, unasked, otherwise, since in _LATER:
         if getattr(config, name) != unasked and name not in known:
-            wheel = f"engine {binding.version}" if binding.version else "the installed engine"
             raise NotSupportedError(
-                f"{name}={getattr(config, name)!r} is not known to {wheel}, and {otherwise}: "
-                f"install {since} or newer, or leave it out"
+                f"{name}={getattr(config, name)!r} is not known to {_name(binding)}, and "
+                f"{otherwise}: install {since} or newer, or leave it out"
             )
 
 
