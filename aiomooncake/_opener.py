@@ -97,7 +97,6 @@ class Opener:
     place: str = ""
     doing: str = "starting"
     trouble: str = ""
-    tries: int = 0
     seen: Connecting = field(init=False)
 
     async def open(self, target: str | StoreConfig | None, overrides: dict[str, Any]) -> Store:
@@ -231,8 +230,12 @@ class Opener:
             # This set-up will stop the loop for as long as it takes: not against a frozen master.
             await self._wait_for_master(*master, config.master_metrics_port, probe=probe_alive)
         self.doing = f"setting up the engine against {mask_secrets(config.master_server_address)}"
+        alive: Callable[[], Awaitable[None]] | None = None
+        if master is not None:
+            metrics_port = config.master_metrics_port
+            alive = partial(self._wait_for_master, *master, metrics_port, probe=probe_alive)
         client = await self._set_up_native(
-            config, lifecycle, partial(self._refused, config, hostname)
+            config, lifecycle, partial(self._refused, config, hostname), alive=alive
         )
         address, told = config.master_server_address, self.on_health is not None
         _watch(client, config, "the master", address, master, told=told)
@@ -297,8 +300,9 @@ class Opener:
         lifecycle: Lifecycle,
         refused: Callable[[int], NoReturn],
         shared: SharedMemory | None = None,
+        alive: Callable[[], Awaitable[None]] | None = None,
     ) -> EngineClient:
-        """Set up a client; a try that fails is made again with a fresh object."""
+        """Set up a client; a try that fails is made again, when ``alive`` returns."""
 
         def tear_down(native: NativeStore | None) -> None:
             try:
@@ -308,8 +312,7 @@ class Opener:
                 if self.private_master is not None:
                     self.private_master.blocking.stop()
 
-        delay = _FIRST_DELAY
-        self.tries = 0
+        delay, failed = _FIRST_DELAY, 0
         while True:
             client = EngineClient(
                 rank=self.rank,
@@ -323,9 +326,14 @@ class Opener:
             if code == 0:
                 return client
             self._count_try()
+            failed += 1
             self.trouble = f"the engine answered {code} {code_name(code)}"
-            if code in (_INVALID, _UNABLE_OFFLOAD) or self.tries >= _FAILED_SET_UPS:
+            if code in (_INVALID, _UNABLE_OFFLOAD) or failed >= _FAILED_SET_UPS:
                 refused(code)
+            if alive is not None:
+                doing = self.doing
+                await alive()  # one that is frozen refuses nothing: it is waited for
+                self.doing = doing
             await anyio.sleep(delay)
             delay = min(delay * 2, _LONGEST_DELAY)
 
@@ -342,7 +350,6 @@ class Opener:
         return code
 
     def _count_try(self) -> None:
-        self.tries += 1
         self.seen.attempts += 1
 
     # ------------------------------------------------------------------ who is there
@@ -437,10 +444,20 @@ class Opener:
         await store.warmup(policy_until(scope.deadline, self.warmup))
 
     def _give_up(self) -> NoReturn:
+        if self.doing.startswith("setting up the engine"):
+            advice = (
+                "Connections are accepted there. Is that the master's RPC port (not its HTTP "
+                "port), and is the master frozen or overloaded? `aiomooncake doctor` tells; or "
+                "allow more time with timeout="
+            )
+        else:
+            advice = (
+                "Is it running there and reachable from this host? Start it, correct the "
+                "address, or allow more time with timeout="
+            )
         raise SetupTimeoutError(
             f"connect to {self.place} gave up after {self.timeout:g} s while {self.doing}: "
-            f"{self.trouble or 'no answer yet'}. Is it running there and reachable from "
-            "this host? Start it, correct the address, or allow more time with timeout=",
+            f"{self.trouble or 'no answer yet'}. {advice}",
             rank=self.rank,
         )
 
@@ -457,7 +474,7 @@ class Opener:
         raise SetupError(
             f"the engine refuses the set-up: {code} {code_name(code)}, although "
             f"{master} takes connections. The code does not say what is wrong. Is that the "
-            "master's RPC port (not its HTTP port, nor another server)? "
+            "master's RPC port (not its HTTP port, nor another server), and not frozen? "
             + (
                 "Client and master of different versions don't talk: install the same "
                 "wheel on both sides. "

@@ -92,8 +92,8 @@ def view_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> memor
     except (TypeError, ValueError, BufferError) as exc:
         raise InvalidArgumentError(
             f"{verb} of {key!r} needs bytes or an object with the buffer protocol, not "
-            f"{type(value).__name__} ({exc}); for a torch tensor pass tensor.numpy(), for text "
-            "text.encode()",
+            f"{type(value).__name__} ({exc}); for a torch tensor there is "
+            "put_tensor, for text pass text.encode()",
             key=key,
             rank=rank,
         ) from None

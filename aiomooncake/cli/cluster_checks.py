@@ -343,7 +343,8 @@ async def check_trial(case: Case) -> list[Finding]:
         config = case.config.replace(
             global_segment_size=0,
             local_buffer_size=min(case.config.local_buffer_size, _TRIAL_BUFFER),
-            master_metrics_port=None if metrics is None else metrics[1],
+            # One that was given stays, so that the trial does not say that none was.
+            master_metrics_port=case.config.master_metrics_port if metrics is None else metrics[1],
         )
         question["config"] = dataclasses.asdict(config)
     answer = await ask(question, engine_log=case.engine_log)

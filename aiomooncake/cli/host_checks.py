@@ -59,7 +59,9 @@ async def check_settings(case: Case) -> list[Finding]:
     """Read the target, the environment and the file that it names."""
     target = await anyio.to_thread.run_sync(_read, case, abandon_on_cancel=True)
     if isinstance(target, str):
-        cure = "correct it, or name the master: aiomooncake doctor HOST:PORT"
+        cure = "correct it"
+        if case.named is None:
+            cure += ", or name the master: aiomooncake doctor HOST:PORT"
         return [fail("settings", target, cure)]
     case.target = target
     if target.kind != "master":

@@ -144,3 +144,17 @@ async def test_the_hook_may_fail(
     store = await open_store(own_cluster.address, on_health=on_health, **OPTIONS)
     await store.aclose()
     await eventually(lambda: "an on_health callback failed" in caplog.text)
+
+
+async def test_a_master_that_is_frozen_while_stores_connect_is_waited_for(
+    own_cluster: LocalCluster, open_store: Any, eventually: Any, caplog: Any
+) -> None:
+    """After four set-ups, 11 s, it was told as a refusal, however much time there was."""
+    await own_cluster.pause()
+    options = OPTIONS | {"timeout": 40, "rpc_timeout": 0.3}
+    connecting = asyncio.ensure_future(open_store(own_cluster.address, **options))
+    await eventually(lambda: "waiting for the master" in caplog.text)
+    await own_cluster.resume()
+    store = await connecting
+    await store.warmup()
+    assert store.health().ok
