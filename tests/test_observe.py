@@ -364,7 +364,7 @@ async def test_a_warm_up_under_way_and_one_that_is_cancelled(
 async def test_a_store_that_is_gone_stays_in_the_totals(
     engine: InMemoryEngine, eventually: Eventually
 ) -> None:
-    label = "gone"
+    label = "left-the-roll"
 
     async def live() -> None:
         async with connect("memory://observed", engine=engine, rank=label) as store:
