@@ -473,7 +473,7 @@ def test_a_forked_child_begins_at_zero() -> None:
 
 
 async def test_records_of_a_store_say_whose_they_are(
-    engine: InMemoryEngine, caplog: pytest.LogCaptureFixture
+    engine: InMemoryEngine, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("a test says so")
@@ -483,8 +483,10 @@ async def test_records_of_a_store_say_whose_they_are(
     async with connect("memory://observed", engine=engine, rank=3, on_health=fail) as store:
         host = store.hostname
         await store.warmup(on_attempt=fail)
-    # Stores of other tests may be closing on threads of their own.
-    records: list[Any] = [one for one in caplog.records if one.thread == threading.get_ident()]
+    await eventually(lambda: "an on_health callback failed" in caplog.text)
+    # Stores of other tests may be closing meanwhile.
+    logged: list[Any] = caplog.records
+    records = [one for one in logged if vars(one).get("mooncake_host", host) == host]
     texts = [one.getMessage() for one in records]
     for text in ("put failed", "Warmup done", "on_attempt", "ready, but", "removed", "on_health"):
         assert any(text in one for one in texts), text
