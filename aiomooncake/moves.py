@@ -38,6 +38,7 @@ from aiomooncake.errors import (
     RpcError,
     RpcTimeoutError,
     error_from_code,
+    shorten_key,
 )
 from aiomooncake.memory import (
     SCRATCH_SIZE,
@@ -56,7 +57,7 @@ T = TypeVar("T")
 Progress = Callable[[int, int], object]
 """Told of bytes done and bytes in all, on the thread of the job."""
 
-__all__ = ["FIRST_READ", "MISSES", "PIECE", "Moves", "Progress"]
+__all__ = ["FIRST_READ", "MISSES", "PIECE", "Moves", "Progress", "begin_puts", "go_on", "meaning"]
 
 PIECE = 8 << 20
 """Bytes of one piece of a large value (engine facts: pieces of 8 MB cost nothing)."""
@@ -209,9 +210,8 @@ class Moves:
                 return None
             if code not in (_INVALID, _LEASE_EXPIRED):
                 raise self._error(code, "get_into", key)
-            # Replaced by a shorter value meanwhile, or not read in time, or from a peer that does
-            # not say its first word.
-        raise self._error(TRANSFER_FAIL if code == _INVALID else code, "get_into", key)
+            # Replaced by a shorter value meanwhile, or not read in time.
+        raise self._error(meaning(code), "get_into", key)
 
     def _read_range(
         self, key: str, address: int, offset: int, nbytes: int, tell: Progress | None
@@ -304,8 +304,7 @@ class Moves:
                 # No session yet, or its lease ran out, or another read of the key ended it.
                 restarts += 1
                 if restarts > _RESTARTS:
-                    # Of a size that was right each time -600 is what a peer without a word makes.
-                    return TRANSFER_FAIL if code == _INVALID else code
+                    return meaning(code)
                 code = native.batch_get_session_start([key])[0]
                 if code < 0:
                     return code
@@ -417,11 +416,7 @@ class Moves:
         """Store registered memory by a session; ``blocks`` make up one value, in order."""
         native = self._client.native_object
         nbytes = sum(block.nbytes for block in blocks)
-        code = native.batch_put_session_start([key], [nbytes], *options)[0]
-        if code == _INVALID:
-            # A session of ours whose end was never confirmed (the master was away).
-            native.batch_put_session_revoke([key])
-            code = native.batch_put_session_start([key], [nbytes], *options)[0]
+        code = begin_puts(native, [key], [nbytes], options)[0]
         if code < 0:
             return code
         code = _INVALID
@@ -435,10 +430,8 @@ class Moves:
                     [sizes],
                     [offsets],
                 )[0]
-                if code == _INVALID:
-                    # The session is gone: nothing was wrong with the arguments when it began.
-                    code = TRANSFER_FAIL
                 if code < 0:
+                    code = meaning(code)
                     return code
                 if tell is not None:
                     tell(offsets[-1] + sizes[-1], nbytes)
@@ -514,10 +507,7 @@ class Moves:
         return answers
 
     def _go_on(self, verb: str, key: str) -> None:
-        if stopping():
-            raise OperationTimeoutError(
-                f"{verb} of {key!r} was cancelled between two pieces", key=key, rank=self._rank
-            )
+        go_on(verb, key, self._rank)
 
     def sizes(self, keys: Sequence[str]) -> dict[str, int]:
         """Tell the sizes of values in memory. A key that is missing here may be anything."""
@@ -608,3 +598,40 @@ def _pieces(blocks: Sequence[Block]) -> Iterator[tuple[list[int], list[int], lis
                 addresses, sizes, offsets, room = [], [], [], PIECE
     if sizes:
         yield addresses, sizes, offsets
+
+
+def go_on(verb: str, key: str, rank: int | str | None) -> None:
+    """Go on with the next piece of a value, unless the call was told to stop.
+
+    Raises:
+        OperationTimeoutError: It was.
+    """
+    if stopping():
+        raise OperationTimeoutError(
+            f"{verb} of {shorten_key(key)} was cancelled between two pieces", key=key, rank=rank
+        )
+
+
+def meaning(code: int) -> int:
+    """Tell what the failure of a range means whose session had begun well.
+
+    -600 says that something is wrong with the arguments. These were right when it began: it is
+    what comes of a peer that does not say its first word.
+    """
+    return TRANSFER_FAIL if code == _INVALID else code
+
+
+def begin_puts(
+    native: NativeStore, keys: list[str], sizes: Sequence[int], options: tuple[object, ...]
+) -> list[int]:
+    """Begin put sessions; a code per key."""
+    codes = native.batch_put_session_start(keys, sizes, *options)
+    lost = [place for place, code in enumerate(codes) if code == _INVALID]
+    if lost and len(codes) == len(keys):
+        # Sessions of ours whose end was never confirmed (the master was away).
+        again = [keys[place] for place in lost]
+        native.batch_put_session_revoke(again)
+        anew = native.batch_put_session_start(again, [sizes[place] for place in lost], *options)
+        for place, code in zip(lost, anew, strict=True):
+            codes[place] = code
+    return codes

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from aiomooncake.avoiding import TRANSFER_FAIL, suspect_peers, unreachable
+from aiomooncake.avoiding import TRANSFER_FAIL, suspect_owners, suspect_peers, unreachable
 from aiomooncake.buffers import Owner, Place, Slice
 from aiomooncake.config import parse_size
 from aiomooncake.engine.since import no_method
-from aiomooncake.engine.workers import stopping
 from aiomooncake.errors import (
     BatchError,
     InvalidArgumentError,
     MooncakeError,
     NotSupportedError,
     ObjectExistsError,
-    OperationTimeoutError,
     error_from_code,
     shorten_key,
 )
-from aiomooncake.moves import MISSES, PIECE
+from aiomooncake.moves import MISSES, PIECE, begin_puts, go_on, meaning
 from aiomooncake.use import Use
 
 if TYPE_CHECKING:
@@ -62,13 +61,19 @@ class _Session:
         state = "" if self._open else " closed"
         return f"<{type(self).__name__} of {len(self._sizes)} keys{state}>"
 
-    def _check(self, key: str, verb: str) -> None:
+    def _take(self, use: Use, verb: str, key: str, keys: Container[str], memory: Place) -> Slice:
+        """Check what a move is given, and take the memory."""
+        wrong = ""
         if not self._open:
-            raise InvalidArgumentError(
-                f"{verb} needs an open session: use it inside its 'async with' block",
-                key=key,
-                rank=self._store.rank,
-            )
+            wrong = f"{verb} needs an open session: use it inside its 'async with' block"
+        elif key not in keys:
+            wrong = f"{verb} got the key {shorten_key(key)}, which is not one of the session's"
+        if wrong:
+            raise InvalidArgumentError(wrong, key=key, rank=self._store.rank)
+        block = use.take(memory)
+        if not isinstance(block, Slice):
+            raise InvalidArgumentError(f"{verb} takes one slice", rank=self._store.rank)
+        return block
 
     def _bounded(self, verb: str, key: str, offset: int, size: int, wanted: int | None) -> None:
         """Refuse a range that does not lie in the value."""
@@ -80,14 +85,6 @@ class _Session:
             key=key,
             rank=self._store.rank,
         )
-
-    def _go_on(self, verb: str, key: str) -> None:
-        if stopping():
-            raise OperationTimeoutError(
-                f"{verb} of {shorten_key(key)} was cancelled between two pieces",
-                key=key,
-                rank=self._store.rank,
-            )
 
     def _error(self, code: int, verb: str, key: str, hint: str = "") -> MooncakeError:
         error = error_from_code(code, verb, key=key, rank=self._store.rank, hint=hint)
@@ -158,16 +155,7 @@ class PutSession(_Session):
         """
         client = self._client
         async with Use(self._store, client, "write", writes=False, on_release=None) as use:
-            self._check(key, "write")
-            if key not in self._sizes:
-                raise InvalidArgumentError(
-                    f"write got the key {shorten_key(key)}, which is not one of the session's",
-                    key=key,
-                    rank=self._store.rank,
-                )
-            block = use.take(memory)
-            if not isinstance(block, Slice):
-                raise InvalidArgumentError("write takes one slice", rank=self._store.rank)
+            block = self._take(use, "write", key, self._sizes, memory)
             self._bounded("write", key, offset, self._sizes[key], block.nbytes)
             use.hold()
             await client.run(
@@ -258,17 +246,7 @@ class PutSession(_Session):
 
     def _start_keys(self, native: NativeStore, keys: list[str]) -> list[int]:
         options = self._transfers._options(self._config)  # noqa: SLF001  # it is ours
-        codes = native.batch_put_session_start(keys, [self._sizes[key] for key in keys], *options)
-        lost = [place for place, code in enumerate(codes) if code == _INVALID]
-        if lost and len(codes) == len(keys):
-            # Sessions of ours whose end was never confirmed (the master was away).
-            again = [keys[place] for place in lost]
-            native.batch_put_session_revoke(again)
-            sizes = [self._sizes[key] for key in again]
-            anew = native.batch_put_session_start(again, sizes, *options)
-            for place, code in zip(lost, anew, strict=True):
-                codes[place] = code
-        return codes
+        return begin_puts(native, keys, [self._sizes[key] for key in keys], options)
 
     def _taken(self, key: str) -> MooncakeError:
         return ObjectExistsError(
@@ -281,7 +259,7 @@ class PutSession(_Session):
     def _write(self, key: str, offset: int, block: Slice) -> None:
         native = self._native()
         for done in range(0, block.nbytes, PIECE):
-            self._go_on("write", key)
+            go_on("write", key, self._store.rank)
             piece = min(PIECE, block.nbytes - done)
             code = self._client.move(
                 native.batch_put_from_multi_buffer_ranges,
@@ -291,7 +269,7 @@ class PutSession(_Session):
                 [[offset + done]],
             )[0]
             if code != piece:
-                raise self._error(code if code < 0 else _INVALID, "write", key)
+                raise self._error(meaning(code) if code < 0 else _INVALID, "write", key)
         self._client.counters.count_written(block.nbytes)
 
     def _end(self) -> None:
@@ -345,16 +323,7 @@ class GetSession(_Session):
         """
         client = self._client
         async with Use(self._store, client, "read_into", writes=True, on_release=None) as use:
-            self._check(key, "read_into")
-            if key not in self._keys:
-                raise InvalidArgumentError(
-                    f"read_into got the key {shorten_key(key)}, which is not one of the session's",
-                    key=key,
-                    rank=self._store.rank,
-                )
-            block = use.take(memory)
-            if not isinstance(block, Slice):
-                raise InvalidArgumentError("read_into takes one slice", rank=self._store.rank)
+            block = self._take(use, "read_into", key, self._keys, memory)
             size = self._sizes.get(key)
             if size is None:
                 return None
@@ -370,6 +339,7 @@ class GetSession(_Session):
                 reads=True,
                 drain=True,
                 over=use.end,
+                knock=partial(suspect_owners, client, [key]),
             )
 
     async def __aenter__(self) -> GetSession:
@@ -424,7 +394,7 @@ class GetSession(_Session):
         wanted = min(block.nbytes, self._sizes[key] - offset)
         done = restarts = 0
         while done < wanted:
-            self._go_on("read_into", key)
+            go_on("read_into", key, self._store.rank)
             refused = unreachable(self._client, [key], "read_into").get(key)
             if refused is not None:
                 raise refused
@@ -440,7 +410,7 @@ class GetSession(_Session):
                 done, restarts = done + piece, 0
                 continue
             if code not in (_INVALID, _LEASE_EXPIRED) or restarts == _RESTARTS:
-                raise self._error(code if code < 0 else _INVALID, "read_into", key)
+                raise self._error(meaning(code) if code < 0 else _INVALID, "read_into", key)
             restarts += 1
             code = native.batch_get_session_start([key])[0]
             if code != 0:

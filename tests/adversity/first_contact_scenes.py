@@ -26,12 +26,23 @@ async def _peer_without_a_word(*, kill: bool, metrics: bool, verbs: tuple[str, .
             store = await open_store(address, global_segment_size=0, transfer_timeout=1, **known)
             async with store.allocate(len(LARGE)) as buffer:
                 (peer.kill if kill else peer.freeze)()
+
+                async def session_write() -> None:
+                    async with store.put_session({"s": len(LARGE)}) as session:
+                        await session.write("s", 0, buffer)
+
+                async def session_read() -> None:
+                    async with store.get_session(["large"]) as session:
+                        await session.read_into("large", 0, buffer)
+
                 calls: dict[str, Callable[[], Awaitable[object]]] = {
                     "get": lambda: store.get("large"),
                     "get_into": lambda: store.get_into("large", buffer),
                     "get_range": lambda: store.get_into("large", buffer, offset=1),
                     "put": lambda: store.put("p", LARGE),
                     "put_from": lambda: store.put_from("pf", buffer),
+                    "session_write": session_write,
+                    "session_read": session_read,
                 }
                 for verb in verbs:
                     began = time.monotonic()
@@ -50,13 +61,15 @@ def frozen_read() -> None:
 
 
 def frozen_read_without_metrics() -> None:
-    asyncio.run(_peer_without_a_word(kill=False, metrics=False, verbs=("get_into",)))
+    verbs = ("get_into", "session_read")
+    asyncio.run(_peer_without_a_word(kill=False, metrics=False, verbs=verbs))
 
 
 def frozen_write() -> None:
-    asyncio.run(_peer_without_a_word(kill=False, metrics=True, verbs=("put",)))
+    verbs = ("put", "session_write")
+    asyncio.run(_peer_without_a_word(kill=False, metrics=True, verbs=verbs))
 
 
 def killed() -> None:
-    verbs = ("get", "get_into", "get_range", "put", "put_from")
+    verbs = ("get", "get_into", "get_range", "put", "put_from", "session_write", "session_read")
     asyncio.run(_peer_without_a_word(kill=True, metrics=False, verbs=verbs))
