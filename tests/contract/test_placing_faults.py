@@ -136,11 +136,17 @@ async def test_a_wheel_without_segments_tasks_and_sessions(engine: InMemoryEngin
     native = Old(engine)
     assert native.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "master") == 0
     async with adopt(native) as store:
-        with pytest.raises(NotSupportedError, match=r"has no mount_segment: install 0\.3\.11 or newer"):
+        with pytest.raises(
+            NotSupportedError, match=r"has no mount_segment: install 0\.3\.11 or newer"
+        ):
             await store.mount_segment(MB)
-        with pytest.raises(NotSupportedError, match=r"has no create_copy_task: install a newer wheel"):
+        with pytest.raises(
+            NotSupportedError, match=r"has no create_copy_task: install a newer wheel"
+        ):
             await store.copy("key", "target")
-        with pytest.raises(NotSupportedError, match=r"batch_put_session_start: install 0\.3\.13 or"):
+        with pytest.raises(
+            NotSupportedError, match=r"batch_put_session_start: install 0\.3\.13 or"
+        ):
             async with store.put_session({"key": 1}):
                 pytest.fail("it began")
 
