@@ -141,9 +141,7 @@ class _Task:
             task = await client.run(client.control, verb, self._begin, method, args)
             await self._follow(task)
         except asyncio.CancelledError:
-            client.log.warning(
-                "%s of %s was cancelled, and goes on in the cluster", verb, shorten_key(self._key)
-            )
+            client.log.warning("a %s was cancelled, and goes on in the cluster", verb)
             raise
 
     async def _follow(self, task: TaskId) -> None:
