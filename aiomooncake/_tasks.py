@@ -12,7 +12,7 @@ from aiomooncake.errors import MooncakeError
 
 T = TypeVar("T")
 
-__all__ = ["caught", "finished", "settle", "together"]
+__all__ = ["caught", "finished", "once", "settle", "together"]
 
 
 async def caught(
@@ -70,6 +70,20 @@ async def finished(task: asyncio.Task[T]) -> T:
     except asyncio.CancelledError:
         await _wait([task])
         raise
+
+
+def once(
+    before: asyncio.Task[T] | None, work: Callable[..., Coroutine[Any, Any, T]], *args: Any
+) -> asyncio.Task[T]:
+    """Find the task that does the work: the one of ``before``, or a new one if that failed.
+
+    A task of another loop does not count.
+    """
+    if before is not None and before.get_loop() is asyncio.get_running_loop():
+        failed = before.done() and (before.cancelled() or before.exception() is not None)
+        if not failed:
+            return before
+    return asyncio.ensure_future(work(*args))
 
 
 async def _wait(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiomooncake._buffers import address_of
-from aiomooncake._tasks import finished
+from aiomooncake._tasks import finished, once
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.memory import Block, holds_objects
 from aiomooncake.observe.logs import StoreLog
@@ -99,12 +99,8 @@ class Buffer:
 
         Cancelled, it still waits for that, so that the memory is the caller's again afterwards.
         """
-        closing = self._closing
-        if closing is not None and closing.done() and (closing.cancelled() or closing.exception()):
-            closing = None  # it failed, and is tried again
-        if closing is None or closing.get_loop() is not asyncio.get_running_loop():
-            closing = self._closing = asyncio.ensure_future(self._unregister(self))
-        await finished(closing)
+        self._closing = once(self._closing, self._unregister, self)
+        await finished(self._closing)
 
     async def __aenter__(self) -> Buffer:
         return self

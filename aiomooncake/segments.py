@@ -10,7 +10,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from aiomooncake._tasks import finished
+from aiomooncake._tasks import finished, once
 from aiomooncake.config import parse_size
 from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
@@ -89,12 +89,8 @@ class Segment:
             RpcError: The master could not be asked; the memory is still lent.
         """
         seconds = _whole_seconds(grace_period, self._client.rank)
-        closing = self._closing
-        if closing is not None and closing.done() and (closing.cancelled() or closing.exception()):
-            closing = None  # it failed, and is tried again
-        if closing is None or closing.get_loop() is not asyncio.get_running_loop():
-            closing = self._closing = asyncio.ensure_future(self._take_back(seconds))
-        await finished(closing)
+        self._closing = once(self._closing, self._take_back, seconds)
+        await finished(self._closing)
 
     async def __aenter__(self) -> Segment:
         return self
