@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake.config import ReplicateConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
     from aiomooncake.engine.peers import PeerWatch
 
-__all__ = ["TRANSFER_FAIL", "kept_off", "suspect_owners", "suspect_peers", "unreachable"]
+__all__ = ["TRANSFER_FAIL", "around", "kept_off", "suspect_owners", "suspect_peers", "unreachable"]
 
 TRANSFER_FAIL: Final = -800
 
@@ -45,16 +45,14 @@ def suspect_owners(client: EngineClient, keys: Sequence[str]) -> None:
 
     with contextlib.suppress(MooncakeError):  # the store closes, or its master is away
         client.start(
-            client.control, "owners", ask, keys, done=_ignore, over=_nothing, keys=len(keys)
+            client.control,
+            "owners",
+            ask,
+            keys,
+            done=lambda _: None,  # nobody waits for it,
+            over=lambda: None,  # and there is nothing to give back
+            keys=len(keys),
         )
-
-
-def _ignore(_: object) -> None:
-    """Stand for a ``done`` that nobody waits for."""
-
-
-def _nothing() -> None:
-    """Stand for an ``over`` that gives nothing back."""
 
 
 def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[str, MooncakeError]:
@@ -74,6 +72,20 @@ def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[st
             client.note_error(error)
             refused[key] = error
     return refused
+
+
+def around(
+    keys: Sequence[str],
+    refused: Mapping[str, MooncakeError],
+    ask: Callable[[list[int]], Sequence[Any]],
+) -> list[Any]:
+    """Ask for the keys that are not refused, by their places; an answer or refusal for each key."""
+    places = [place for place, key in enumerate(keys) if key not in refused]
+    answers: list[Any] = [refused.get(key) for key in keys]
+    if places:
+        for place, answer in zip(places, ask(places), strict=True):
+            answers[place] = answer
+    return answers
 
 
 def kept_off(config: ReplicateConfig | None, peers: PeerWatch | None) -> ReplicateConfig | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._buffers import new_bytes
-from aiomooncake.avoiding import unreachable
+from aiomooncake.avoiding import around, unreachable
 from aiomooncake.errors import MooncakeError, NotSupportedError
 from aiomooncake.load import Load
 from aiomooncake.memory import SCRATCH_SIZE, Block
@@ -63,9 +63,7 @@ class Transfers(PartMoves):
         """Read values: bytes, None for a proved miss, LARGE, or an error."""
         refused = unreachable(self._client, keys, "get")
         if refused:
-            others = [key for key in keys if key not in refused]
-            answered = dict(zip(others, self._get_keys(others) if others else (), strict=True))
-            return [refused.get(key) or answered[key] for key in keys]
+            return around(keys, refused, lambda at: self._get_keys([keys[i] for i in at]))
         return self._get_keys(keys)
 
     def _get_keys(self, keys: Sequence[str]) -> list[Any]:
@@ -208,12 +206,7 @@ class Transfers(PartMoves):
         """Read into the callers' memory: bytes read, None for a proved miss, or an error."""
         refused = unreachable(self._client, load.keys, "get_into")
         if refused:
-            others = [i for i, key in enumerate(load.keys) if key not in refused]
-            found = self._get_into_all(load.pick(others)) if others else []
-            answers: list[Any] = [refused.get(key) for key in load.keys]
-            for i, answer in zip(others, found, strict=True):
-                answers[i] = answer
-            return answers
+            return around(load.keys, refused, lambda at: self._get_into_all(load.pick(at)))
         return self._get_into_all(load)
 
     def _get_into_all(self, load: Load) -> list[Any]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiomooncake.avoiding import unreachable
+from aiomooncake.avoiding import around, unreachable
 from aiomooncake.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class Views:
         """Bring values into view: a Sight, None for a proved miss, or an error."""
         refused = unreachable(self._client, keys, "view")
         if refused:
-            others = [key for key in keys if key not in refused]
-            seen = dict(zip(others, self._view_keys(others) if others else (), strict=True))
-            return [refused.get(key) or seen[key] for key in keys]
+            return around(keys, refused, lambda at: self._view_keys([keys[i] for i in at]))
         return self._view_keys(keys)
 
     def _view_keys(self, keys: Sequence[str]) -> list[Any]:
