@@ -21,7 +21,7 @@ from aiomooncake.engine.binding import NativeStore
 from aiomooncake.engine.gate import Gate, State
 from aiomooncake.engine.lifecycle import give_memory_back
 from aiomooncake.engine.peers import PeerWatch
-from aiomooncake.engine.process import track, track_threads, untrack
+from aiomooncake.engine.process import track, untrack
 from aiomooncake.engine.reopening import Reopening
 from aiomooncake.engine.shared import SharedMemory, mended
 from aiomooncake.engine.watch import MasterWatch
@@ -142,7 +142,7 @@ class EngineClient:
         self.since = time.time()
         self.on_change: Callable[[], object] = _nothing
         self.on_lane: Callable[[Any], object] = _ignore  # told of each new lane of waiting calls
-        (track if guarded else track_threads)(self)
+        track(self, guarded=guarded)
 
     async def set_up(self, set_up: Callable[[Callable[[NativeStore], None]], int]) -> int:
         """Run the blocking set-up in a thread and open the gate if its code is 0.

@@ -36,7 +36,7 @@ from aiomooncake.errors import ForkedProcessError
 if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
 
-__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "track_threads", "untrack"]
+__all__ = ["EXIT_GRACE", "check_can_open", "load_engine", "track", "untrack"]
 
 log = logging.getLogger("aiomooncake")
 
@@ -55,39 +55,37 @@ _libc = ctypes.CDLL(None)
 
 _lock = threading.Lock()
 _live: weakref.WeakSet[EngineClient] = weakref.WeakSet()
-# Those of no engine, or of somebody else's: only their threads must be forgotten in a child.
+# Those of the in-memory engine, of which a child must only forget the threads.
 _threaded: weakref.WeakSet[EngineClient] = weakref.WeakSet()
-_hooks_installed = False
+_exit_hook_installed = False
 _fork_hook_installed = False
 _opened_by_parent = False
 _disarmed = False
 
 
-def track(client: EngineClient) -> None:
-    """Watch over a client and its native object until :func:`untrack` is called."""
-    global _hooks_installed
-    with _lock:
-        _live.add(client)
-        if not _hooks_installed:
-            _hooks_installed = True
-            atexit.register(_at_exit)
-            os.register_at_fork(after_in_child=_after_fork_in_child)
+def track(client: EngineClient, *, guarded: bool) -> None:
+    """Watch over a client until :func:`untrack` is called.
 
-
-def track_threads(client: EngineClient) -> None:
-    """Watch over the threads of a client whose engine survives a fork."""
-    global _fork_hook_installed
+    Args:
+        client: The client.
+        guarded: Whether its native object bears neither a fork nor the interpreter's exit.
+    """
+    global _exit_hook_installed, _fork_hook_installed
     with _lock:
-        _threaded.add(client)
+        (_live if guarded else _threaded).add(client)
         if not _fork_hook_installed:
             _fork_hook_installed = True
-            os.register_at_fork(after_in_child=_forget_threads)
+            os.register_at_fork(after_in_child=_after_fork_in_child)
+        if guarded and not _exit_hook_installed:
+            _exit_hook_installed = True
+            atexit.register(_at_exit)
 
 
 def untrack(client: EngineClient) -> None:
     """Forget a client whose native object was torn down."""
     with _lock:
         _live.discard(client)
+        _threaded.discard(client)
 
 
 def check_can_open(rank: int | str | None) -> None:
@@ -147,20 +145,14 @@ def _keep_for_ever(native: object) -> None:
 def _after_fork_in_child() -> None:
     global _lock, _opened_by_parent
     _lock = threading.Lock()  # the old one may be held by a thread of the parent
-    if not _opened_by_parent:
+    if _exit_hook_installed and not _opened_by_parent:  # there was a client of the engine
         _opened_by_parent = True
         _skip_native_exit_handlers()
     for client in list(_live):
         _keep_for_ever(client.native)
+    for client in [*_live, *_threaded]:
         client.forked()
     _live.clear()
-
-
-def _forget_threads() -> None:
-    global _lock
-    _lock = threading.Lock()
-    for client in list(_threaded):
-        client.forked()
     _threaded.clear()
 
 
