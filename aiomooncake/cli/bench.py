@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from aiomooncake._tasks import together
 from aiomooncake._verdict import count_text, size_text
 from aiomooncake.cli.host_checks import is_own_address
 from aiomooncake.config import split_address
@@ -321,13 +322,7 @@ class _Case:
                 if after >= until:
                     return
 
-        workers = [asyncio.ensure_future(work()) for _ in range(self._tasks)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await together(work() for _ in range(self._tasks))
         return clock() - began
 
     async def places(self, own: str | None) -> Counter[str]:

@@ -7,8 +7,9 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from aiomooncake._tasks import together
 from aiomooncake._verdict import count_text, size_text
 from aiomooncake.cli.board import Board
 from aiomooncake.cluster import LocalCluster
@@ -123,7 +124,7 @@ class Demo:
         policy = WarmupPolicy(timeout=self.mount_after + _PATIENCE)
         if not self.screen.live:
             self.screen.line()
-        await _together(mount_late(), board.watch(group, policy, self.screen))
+        await together([mount_late(), board.watch(group, policy, self.screen)])
 
     async def _move_values(self, group: RankGroup) -> None:
         """Put values through every rank, and get them through its neighbour."""
@@ -174,17 +175,6 @@ async def _mount(store: Store) -> None:
     answer = await store.engine.allocate_and_mount_segment(_SEGMENT)
     if answer["ret"] != 0:
         raise error_from_code(answer["ret"], "mounting a segment", rank=store.rank)
-
-
-async def _together(*work: Any) -> None:
-    """Run coroutines side by side; when one fails the others are cancelled and waited for."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _since(began: float) -> str:
