@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.bench import Bench, Group
+from benchmarks.options import check_plots, count
 from benchmarks.report import environment, print_failures, print_table
 from benchmarks.scenarios import GROUPS
 
@@ -96,22 +96,14 @@ def _parse(arguments: list[str] | None, names: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="NAME", help=f"of: {', '.join(names)}"
     )
-    parser.add_argument("--rounds", type=_count, help=f"of each measurement (default {_ROUNDS})")
+    parser.add_argument("--rounds", type=count, help=f"of each measurement (default {_ROUNDS})")
     parser.add_argument("--json", metavar="FILE", help='where to write all figures; "-" = stdout')
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="where to draw SVG plots (needs matplotlib)"
     )
     options = parser.parse_args(arguments)
-    if options.plots is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plots needs matplotlib: pip install 'aiomooncake[bench]'")
+    check_plots(parser, options)
     return options
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no count of rounds; give 1 or more")
-    return count
 
 
 def _write(result: dict[str, Any], place: str) -> None:

@@ -27,7 +27,7 @@ from benchmarks.peers import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw"]
+__all__ = ["SETTINGS", "draw"]
 
 _STYLES: Mapping[str, tuple[str, str]] = {
     OURS: ("#d1495b", "o"),
@@ -40,7 +40,7 @@ _STYLES: Mapping[str, tuple[str, str]] = {
     BlockingBatches.name: ("#212529", "*"),
     "binding in threads": ("#30638e", "s"),
 }
-_SETTINGS = {
+SETTINGS = {
     "svg.hashsalt": "aiomooncake",  # the same figures make the same file
     "svg.fonttype": "path",
     "font.size": 9,
@@ -68,7 +68,7 @@ def draw(result: Mapping[str, Any], directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     measured: Found = [one for one in result["measurements"] if one["medians"]]
     files = []
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         for name, figure in _figures(measured):
             path = directory / f"{name}.svg"
             figure.savefig(path, metadata={"Date": None})

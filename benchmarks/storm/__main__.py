@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.options import check_plots, count
 from benchmarks.storm.calibration import DEFAULT, Calibration, calibrate
 from benchmarks.storm.report import averages, print_table
 from benchmarks.storm.simulation import CHOICE, POLICIES, SCENES, Outcome, simulate
@@ -78,14 +78,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Let thousands of ranks warm up against a model of one master.",
     )
     parser.add_argument(
-        "--ranks", nargs="+", type=_count, default=_RANKS, metavar="N", help="how many"
+        "--ranks", nargs="+", type=count, default=_RANKS, metavar="N", help="how many"
     )
-    parser.add_argument("--seeds", type=_count, default=_SEEDS, help="runs that are averaged")
+    parser.add_argument("--seeds", type=count, default=_SEEDS, help="runs that are averaged")
     parser.add_argument(
         "--choice", action="store_true", help="compare variants of the default policy instead"
     )
     parser.add_argument(
-        "--workers", type=_count, default=2, help="cores of the master (default: %(default)s)"
+        "--workers", type=count, default=2, help="cores of the master (default: %(default)s)"
     )
     parser.add_argument(
         "--rpc-timeout", type=float, default=2.5, help="seconds (default: %(default)s)"
@@ -106,16 +106,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.plots is not None and options.choice:
         parser.error("--plots draws the comparison of policies; leave --choice out")
-    if options.plots is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plots needs matplotlib: pip install 'aiomooncake[bench]'")
+    check_plots(parser, options)
     return options
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no count; give 1 or more")
-    return count
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.plots import SETTINGS
 from benchmarks.storm.master import WINDOW
 from benchmarks.storm.simulation import FIXED, OURS, SCENES, Outcome
 
@@ -25,16 +26,6 @@ _STYLES = {
     FIXED: ("#30638e", "s"),
     "exponential": ("#66a182", "D"),
     "full jitter": ("#b08968", "P"),
-}
-_SETTINGS = {
-    "svg.hashsalt": "aiomooncake",  # the same figures make the same file
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
 }
 
 
@@ -52,7 +43,7 @@ def draw(outcomes: Sequence[Outcome], directory: Path) -> list[Path]:
     most = max(one.ranks for one in outcomes)
     largest = [one for one in outcomes if one.ranks == most]
     files = []
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         for name, figure in (
             ("storm-load", _panels(largest, _load)),
             ("storm-waits", _panels(largest, _waits)),
