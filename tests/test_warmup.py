@@ -417,6 +417,20 @@ def test_eight_ranks_notice_readiness_sooner_with_no_more_probes() -> None:
     assert sum(probes for _, probes, _ in ours) <= sum(probes for _, probes, _ in fixed)
 
 
+def test_a_rank_that_fails_beside_one_that_succeeds_takes_a_breath() -> None:
+    """It was woken at once, for a second try in vain: it has a trouble of its own."""
+
+    async def scenario() -> list[WarmupReport]:
+        pace = Pace()
+        engines = FakeEngine(put=[-200]), FakeEngine()
+        return await asyncio.gather(
+            *(warm_up(FakeTarget(engine), STEADY, pace=pace) for engine in engines)
+        )
+
+    late, _ = run_in_virtual_time(scenario())
+    assert late.attempts[0].delay == pytest.approx(0.1)
+
+
 def test_the_tries_of_a_group_are_spread() -> None:
     probes: list[float] = []
 
