@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import aiohttp
 import pytest
@@ -36,9 +35,7 @@ class Service(Program):
 
 
 @pytest.fixture
-def start_service() -> Iterator[StartService]:
-    programs: list[Program] = []
-
+def start_service(programs: list[Program]) -> StartService:
     def start(master: str, **env: str) -> Program:
         env = {"MOONCAKE_MASTER": master, "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1", **env}
         program = Service(SERVICE, "--ranks", "2", "--port", "0", **env)
@@ -46,15 +43,7 @@ def start_service() -> Iterator[StartService]:
         program.read_url()
         return program
 
-    yield start
-    for program in programs:
-        program.close()
-
-
-@pytest.fixture
-async def session() -> Any:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=40)) as client:
-        yield client
+    return start
 
 
 async def ended(program: Program) -> tuple[int, float]:

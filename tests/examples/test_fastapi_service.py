@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import aiohttp
 import pytest
@@ -23,9 +22,7 @@ StartService = Callable[..., Program]
 
 
 @pytest.fixture
-def start_service() -> Iterator[StartService]:
-    programs: list[Program] = []
-
+def start_service(programs: list[Program]) -> StartService:
     def start(master: str, **env: str) -> Program:
         port = free_port()
         options = ("--app-dir", "examples/fastapi_service", "--port", str(port))
@@ -35,15 +32,7 @@ def start_service() -> Iterator[StartService]:
         programs.append(program)
         return program
 
-    yield start
-    for program in programs:
-        program.close()
-
-
-@pytest.fixture
-async def session() -> Any:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=40)) as client:
-        yield client
+    return start
 
 
 async def end(program: Program) -> None:
