@@ -6,13 +6,16 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 
 from aiomooncake import LocalCluster
 from tests.examples.services import Reading, refuses
 from tests.gateway.clients import Client, Program, Reply
+
+if TYPE_CHECKING:
+    import aiohttp
 
 SERVICE = "examples/aiohttp_service/service.py"
 ENDS_WITHIN = 15.0

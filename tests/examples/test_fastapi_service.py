@@ -6,14 +6,17 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 
 from aiomooncake import LocalCluster
 from tests.examples.services import Reading, refuses
 from tests.gateway.clients import Client, Program
 from tests.warmup_fakes import free_port
+
+if TYPE_CHECKING:
+    import aiohttp
 
 ENDS_WITHIN = 20.0
 """Seconds from the signal to the end, on a machine that is busy; beside a frozen master 11."""
