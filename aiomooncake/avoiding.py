@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -33,9 +32,13 @@ def suspect_peers(client: EngineClient, verb: str, key: str) -> None:
 
 
 def suspect_owners(client: EngineClient, keys: Sequence[str]) -> None:
-    """Let the owners of keys be knocked at whose read takes long; on the loop, never blocks."""
+    """Let the owners of keys be knocked at whose read takes long; on the loop, never blocks.
+
+    One question at a time: each takes seconds where the master does not answer either, and slow
+    reads ask again and again.
+    """
     peers = client.peers
-    if peers is None or not peers.wants_news:
+    if peers is None or peers.asking or not peers.wants_news:
         return
 
     def ask(some: Sequence[str]) -> Sequence[Any]:
@@ -43,16 +46,22 @@ def suspect_owners(client: EngineClient, keys: Sequence[str]) -> None:
         peers.suspect(copy.transport_endpoint for copy in found.values())
         return ()
 
-    with contextlib.suppress(MooncakeError):  # the store closes, or its master is away
+    def over() -> None:
+        peers.asking = False
+
+    peers.asking = True
+    try:
         client.start(
-            client.control,
+            client.hedge,
             "owners",
             ask,
             keys,
-            done=lambda _: None,  # nobody waits for it,
-            over=lambda: None,  # and there is nothing to give back
+            done=lambda _: None,  # nobody waits for it
+            over=over,
             keys=len(keys),
         )
+    except MooncakeError:  # the store closes, or its master is away
+        over()
 
 
 def unreachable(client: EngineClient, keys: Sequence[str], verb: str) -> dict[str, MooncakeError]:

@@ -91,9 +91,7 @@ class GetLane(ReadLane):
         if len(waiting) < (2 if client.peers is None else 1):
             return
         try:
-            owners = await client.run(
-                client.control, "owners", self._transfers.owners, list(waiting)
-            )
+            owners = await client.run(client.hedge, "owners", self._transfers.owners, list(waiting))
         except MooncakeError:
             return  # the master does not answer either: the batch itself will tell
         groups: dict[str, list[Waiting]] = {}

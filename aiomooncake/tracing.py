@@ -172,8 +172,7 @@ class _TracedClient(_Traced, EngineClient):
         self, lane: Threads, name: str, fn: Callable[..., T], *args: Any, **options: Any
     ) -> T:
         # What is asked a second time belongs to no single verb: its batch has the links.
-        alone = lane is self.hedge or name == "owners"
-        token = otel_context.attach(otel_context.Context()) if alone else None
+        token = otel_context.attach(otel_context.Context()) if lane is self.hedge else None
         try:
             with self._tracing.span(name, SpanKind.INTERNAL, options.get("keys", 0)):
                 return await super().run(lane, name, fn, *args, **options)

@@ -51,11 +51,13 @@ class PeerWatch:
     Attributes:
         stuck: End points that do not answer, and since when (``time.time()``).
         elsewhere: Names of the segments of peers that do answer, while others do not.
+        asking: Whether the master is being asked who holds the values of a slow read.
     """
 
     def __init__(self, client: EngineClient, metrics: tuple[str, int] | None) -> None:
         self.stuck: Mapping[str, float] = {}
         self.elsewhere: tuple[str, ...] = ()
+        self.asking = False
         self._client = client
         self._metrics = metrics
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ import pytest
 
 from aiomooncake import Health, LocalCluster, RpcError, Store
 from aiomooncake.testing.stall import LoopStallProbe
+from tests.conftest import OpenStore
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -48,6 +49,30 @@ async def fail(store: Store) -> float:
 async def until_away(store: Store) -> None:
     while store.health().state != "master-unreachable":
         await fail(store)
+
+
+async def test_slow_reads_hold_up_no_other_verb(
+    own_cluster: LocalCluster, open_store: OpenStore
+) -> None:
+    """They ask a master again and again who holds their values, which does not answer either."""
+    nbytes, count = 9 << 20, 8
+    options = {**OPTIONS, "global_segment_size": "128MiB", "rpc_timeout": 3}
+    store = await open_store(own_cluster.address, **options)
+    for number in range(count):
+        await store.put(f"large{number}", bytes(nbytes))
+    async with store.allocate(nbytes * count) as memory:
+        await own_cluster.pause()
+        reads = [
+            asyncio.ensure_future(store.get_into(f"large{at}", memory[at * nbytes :][:nbytes]))
+            for at in range(count)
+        ]
+        await asyncio.wait(reads, timeout=0.5)  # so that they are late, and no outage is proved yet
+        assert store.health().state == "ready"
+        async with store.register(bytearray(4096)):
+            assert not any(read.done() for read in reads)
+        await own_cluster.resume()
+        for read in await asyncio.gather(*reads, return_exceptions=True):
+            assert read == nbytes or isinstance(read, RpcError)  # as soon as this machine is
 
 
 async def test_calls_fail_at_once_while_the_master_is_frozen(
