@@ -11,6 +11,7 @@ import io
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -35,7 +36,6 @@ _T = TypeVar("_T")
 _MAX_PORT: Final = 65535
 
 _PROXY_TIME: Final = 0.05
-"""Seconds within which a proxy hangs up that finds nobody behind it."""
 
 MAX_ANSWER: Final = 16 * 1024 * 1024
 """Bytes of one HTTP answer that are read at most; a segment takes about 430 of them."""
@@ -82,7 +82,9 @@ async def probe_tcp(host: str, port: int, timeout: float) -> None:
     await _with_stream(host, port, timeout, _hang_up)
 
 
-async def probe_alive(host: str, port: int, timeout: float) -> None:
+async def probe_alive(
+    host: str, port: int, timeout: float, *, proxy_time: float = _PROXY_TIME
+) -> None:
     """Connect, wait a moment, say that nothing will follow, and wait for the other side to hang up.
 
     The kernel accepts connections for a process that is frozen, so ``probe_tcp`` can't tell. A
@@ -90,11 +92,17 @@ async def probe_alive(host: str, port: int, timeout: float) -> None:
     transfer engine's listener do within 3 ms, and none of them does after a SIGSTOP (measured with
     0.3.13.post1). A proxy with nothing behind it accepts as well, but hangs up by itself.
 
+    Args:
+        host: A name or an address.
+        port: The TCP port.
+        timeout: Seconds for everything.
+        proxy_time: Seconds within which a proxy hangs up that finds nobody behind it.
+
     Raises:
         OSError: The name is unknown, nothing accepts there, or who does hangs up at once.
         TimeoutError: Nobody accepted in time, or the one who did said nothing.
     """
-    await _with_stream(host, port, timeout, _wait_for_end)
+    await _with_stream(host, port, timeout, partial(_wait_for_end, proxy_time=proxy_time))
 
 
 async def http_get(host: str, port: int, path: str, timeout: float) -> tuple[int, bytes]:
@@ -222,9 +230,9 @@ async def _hang_up(_stream: SocketStream) -> None:
     """Do nothing with the connection."""
 
 
-async def _wait_for_end(stream: SocketStream) -> None:
+async def _wait_for_end(stream: SocketStream, *, proxy_time: float) -> None:
     """Half-close the connection and read until the other side closes its half."""
-    with anyio.move_on_after(_PROXY_TIME):
+    with anyio.move_on_after(proxy_time):
         try:
             await stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError) as error:

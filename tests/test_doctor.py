@@ -541,6 +541,18 @@ def test_a_proxy_with_nobody_behind(report: Report) -> None:
     assert "hangs up at once" in report.failed("master", "master-unreachable")
 
 
+async def test_a_proxy_that_takes_its_time_to_hang_up() -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        (finding,) = await cluster_checks.check_master(case_of(f"{host}:{port}"))
+    assert finding.kind == "master-unreachable"
+    assert "hangs up at once" in finding.text
+
+
 @scene
 def a_master_of_another_version(stage: Stage) -> Report:
     with cluster_of_its_own(binary=old_master()) as cluster, Peer(cluster.address, keys=0):

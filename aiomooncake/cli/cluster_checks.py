@@ -133,17 +133,22 @@ async def check_master(case: Case) -> list[Finding]:
             "firewall"
         )
         return [fail(unreachable, text, cure)]
+    answer = None
     try:
         await probe_alive(host, port, _TIME)
+        answer = await greet(host, port, _TIME)
+        if answer.kind == "other":  # it may be a proxy that was too busy to hang up in time
+            await probe_alive(host, port, 2 * _TIME, proxy_time=_TIME)
     except TimeoutError:
-        text = f"what accepts connections at {where} says nothing: it is frozen (or overloaded)"
-        cure = "look at the process (SIGSTOP, swap, a debugger), and restart it"
-        return [fail(DiagnosisKind.MASTER_SILENT, text, cure)]
+        if answer is None:
+            text = f"what accepts connections at {where} says nothing: it is frozen (or overloaded)"
+            cure = "look at the process (SIGSTOP, swap, a debugger), and restart it"
+            return [fail(DiagnosisKind.MASTER_SILENT, text, cure)]
     except OSError:
         text = f"what accepts connections at {where} hangs up at once, as a proxy without a master"
         cure = "start mooncake_master behind it, or correct the address and the proxy"
         return [fail(unreachable, text, cure)]
-    return [_judge(await greet(host, port, _TIME), where, port)]
+    return [_judge(answer, where, port)]
 
 
 def _judge(answer: Greeting, where: str, port: int) -> Finding:
