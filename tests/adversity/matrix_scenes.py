@@ -1,6 +1,7 @@
 """The staging of the faults of :mod:`tests.adversity.matrix`: each scene has an interpreter.
 
-The time-outs are short: half a second for requests, one second for transfers.
+The time-outs are short: one second for transfers, and half a second for requests where the master
+or the line to it is what fails.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tests.adversity.processes import Peer
 MB: Final = 1 << 20
 OPTIONS: Final[dict[str, Any]] = {
     "global_segment_size": 128 * MB,
-    "rpc_timeout": 0.5,
-    "rpc_connect_timeout": 0.5,
+    "rpc_timeout": 5,  # transfers that are stuck spin, and a healthy master may take its time
     "transfer_timeout": 1,
     "timeout": 20,
 }
+SHORT: Final[dict[str, Any]] = {"rpc_timeout": 0.5, "rpc_connect_timeout": 0.5}
 
 
 @asynccontextmanager
@@ -48,7 +49,7 @@ def frozen_master() -> None:
     """A master that stands still, before and after it was noticed."""
 
     async def scene() -> None:
-        async with LocalCluster() as cluster, staged(cluster.address) as stage:
+        async with LocalCluster() as cluster, staged(cluster.address, **SHORT) as stage:
             await stage.prepare("frozen", "away")
             await cluster.pause()
             await stage.run("frozen", side_by_side=True)
@@ -65,7 +66,7 @@ def killed_master() -> None:
     """A master that dies, and another one at the same address."""
 
     async def scene() -> None:
-        async with LocalCluster() as cluster, staged(cluster.address) as stage:
+        async with LocalCluster() as cluster, staged(cluster.address, **SHORT) as stage:
             await stage.prepare("killed", "away", "restarted", "settled")
             await cluster.kill()
             await stage.run("killed", side_by_side=True)
@@ -96,7 +97,7 @@ def bad_lines() -> None:
         ):
             for fault in (slow, cut, corrupt):
                 with FaultProxy(cluster.address) as line:
-                    async with staged(line.address, global_segment_size=0) as stage:
+                    async with staged(line.address, global_segment_size=0, **SHORT) as stage:
                         await fault(stage, line)
 
     async def slow(stage: Stage, line: FaultProxy) -> None:
