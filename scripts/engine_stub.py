@@ -213,7 +213,7 @@ ANSWERS: Final[dict[str, tuple[str, str, str]]] = {
     "unmount_and_free_segment": (
         "Take back and free what `allocate_and_mount_segment` lent",
         "int",
-        "0, or -1 when one of them is not known.",
+        "0; -1 when one of them is not known, -600 when it was taken back before.",
     ),
     "unmount_local_disk_segment": (
         "Take the client's disk tier out of the cluster; waits for the grace period",
@@ -223,7 +223,7 @@ ANSWERS: Final[dict[str, tuple[str, str, str]]] = {
     "unmount_segment": (
         "Take back what `mount_segment` lent",
         "int",
-        "0, or -1 when one of them is not known.",
+        "0; -1 when one of them is not known, -600 when it was taken back before.",
     ),
     "unregister_buffer": ("Make the transport forget memory", *_CODE),
     "upsert": ("Store a value, in place of the one that is there", *_CODE),

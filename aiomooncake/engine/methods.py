@@ -838,7 +838,7 @@ class AwaitableMethods:
         """Take back and free what `allocate_and_mount_segment` lent.
 
         Returns:
-            0, or -1 when one of them is not known.
+            0; -1 when one of them is not known, -600 when it was taken back before.
         """
 
     async def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
@@ -854,7 +854,7 @@ class AwaitableMethods:
         """Take back what `mount_segment` lent.
 
         Returns:
-            0, or -1 when one of them is not known.
+            0; -1 when one of them is not known, -600 when it was taken back before.
         """
 
     async def unregister_buffer(self, buffer_ptr: int) -> int:
@@ -1739,7 +1739,7 @@ class BlockingMethods:
         """Take back and free what `allocate_and_mount_segment` lent.
 
         Returns:
-            0, or -1 when one of them is not known.
+            0; -1 when one of them is not known, -600 when it was taken back before.
         """
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
@@ -1753,7 +1753,7 @@ class BlockingMethods:
         """Take back what `mount_segment` lent.
 
         Returns:
-            0, or -1 when one of them is not known.
+            0; -1 when one of them is not known, -600 when it was taken back before.
         """
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
