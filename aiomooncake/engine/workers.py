@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +10,6 @@ from queue import SimpleQueue
 from typing import Any
 
 __all__ = ["Call", "Lane", "stopping"]
-
-# Stuck transfers spin (two of them take both cores of a small machine). On Linux a thread's
-# nice value is its own, and at 19 healthy calls beside it stay about eight times faster.
-_STUCK_NICE = 19
 
 
 def _nothing() -> None:
@@ -219,8 +214,8 @@ class Lane:
                 # Without a replacement the queue still moves when this thread comes back.
                 with contextlib.suppress(RuntimeError):
                     self._spawn()
-        with contextlib.suppress(AttributeError, OSError):
-            os.setpriority(os.PRIO_PROCESS, call.native_id, _STUCK_NICE)
+        # Its priority stays: a thread of a low one that takes the GIL on a busy machine holds up
+        # the loop for seconds, and all threads that it starts inherit it, the engine's own too.
         return True
 
     def close(self) -> None:
@@ -266,8 +261,7 @@ class Lane:
             aside = call.aside
             # Also of a thread that ends: a traceback that somebody keeps may hold its frame.
             del call
-            if aside:
-                # Niced for good (only root may undo that), and already replaced.
+            if aside:  # already replaced
                 return
 
     def __repr__(self) -> str:
