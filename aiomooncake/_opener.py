@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import anyio
 import anyio.to_thread
 
+from aiomooncake._addresses import P2PHANDSHAKE
 from aiomooncake._hosts import check_hostname, check_rdma, route_address
 from aiomooncake._values import mask_secrets
 from aiomooncake.cluster import LocalCluster
@@ -230,6 +231,8 @@ class Opener:
             # This set-up will stop the loop for as long as it takes: not against a frozen master.
             await self._wait_for_master(*master, config.master_metrics_port, probe=probe_alive)
         self.doing = f"setting up the engine against {mask_secrets(config.master_server_address)}"
+        if config.metadata_server != P2PHANDSHAKE:
+            self.doing += f" with metadata_server={mask_secrets(config.metadata_server)!r}"
         alive: Callable[[], Awaitable[None]] | None = None
         if master is not None:
             metrics_port = config.master_metrics_port
@@ -240,7 +243,8 @@ class Opener:
         address, told = config.master_server_address, self.on_health is not None
         _watch(client, config, "the master", address, master, told=told)
         client.reopening = Reopening(client, lifecycle)
-        if config.fail_fast:
+        # Peers with mere names would all be taken for dead.
+        if config.fail_fast and config.metadata_server == P2PHANDSHAKE:
             metrics = config.master_metrics_port
             known = (master[0], metrics) if master is not None and metrics is not None else None
             client.peers = PeerWatch(client, known)
@@ -446,10 +450,14 @@ class Opener:
     def _give_up(self) -> NoReturn:
         if self.doing.startswith("setting up the engine"):
             advice = (
-                "Connections are accepted there. Is that the master's RPC port (not its HTTP "
-                "port), and is the master frozen or overloaded? `aiomooncake doctor` tells; or "
-                "allow more time with timeout="
+                "Does the coordinator run there, and does it know a master? "
+                if "://" in self.place
+                else "Connections are accepted there. Is that the master's RPC port (not its HTTP "
+                "port), and is the master frozen or overloaded? "
             )
+            if "metadata_server=" in self.doing:
+                advice += "Does the metadata server run, and does it answer? "
+            advice += "`aiomooncake doctor` tells; or allow more time with timeout="
         else:
             advice = (
                 "Is it running there and reachable from this host? Start it, correct the "
@@ -471,10 +479,24 @@ class Opener:
                 code=code,
                 rank=self.rank,
             )
+        if "://" in master:
+            asked = (
+                f"by way of {master}. The code does not say what is wrong. Does the coordinator "
+                "run there, does it know a master, and was this wheel built for it? "
+            )
+        else:
+            asked = (
+                f"although {master} takes connections. The code does not say what is wrong. Is "
+                "that the master's RPC port (not its HTTP port, nor another server), and not "
+                "frozen? "
+            )
+        if config.metadata_server != P2PHANDSHAKE:
+            asked += (
+                f"Does metadata_server={mask_secrets(config.metadata_server)!r} run, is its path "
+                "right, and has no other client this local_hostname there? "
+            )
         raise SetupError(
-            f"the engine refuses the set-up: {code} {code_name(code)}, although "
-            f"{master} takes connections. The code does not say what is wrong. Is that the "
-            "master's RPC port (not its HTTP port, nor another server), and not frozen? "
+            f"the engine refuses the set-up: {code} {code_name(code)}, {asked}"
             + (
                 "Client and master of different versions don't talk: install the same "
                 "wheel on both sides. "
@@ -482,8 +504,7 @@ class Opener:
                 else ""
             )
             + f"Check local_hostname={hostname!r} (does it name this host?), "
-            f"protocol={config.protocol!r}, device_name={config.device_name!r}, "
-            f"metadata_server={mask_secrets(config.metadata_server)!r} (does it run?), and that "
+            f"protocol={config.protocol!r}, device_name={config.device_name!r}, and that "
             f"global_segment_size={config.global_segment_size} and local_buffer_size="
             f"{config.local_buffer_size} bytes fit into memory (this engine refuses a segment "
             "below 16 MiB); MC_LOG_LEVEL=INFO shows the engine's own log",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from aiomooncake._addresses import parse_master, parse_metadata
 from aiomooncake._foreign import FOREIGN_ENV, FOREIGN_KEYS
 from aiomooncake._values import (
     bad_value,
@@ -54,33 +55,12 @@ MAX_TRANSFER_TIMEOUT: Final = 20
 """Seconds. A transfer that reaches 60 s writes into memory later, and keys that wait for one frozen
 peer time out one after the other, so a single time-out has to stay well below that."""
 
-MASTER_SCHEMES: Final = ("etcd", "redis", "k8s", "http", "https", "memory")
-"""Ways to name a master other than by host and port: they are passed on to the engine."""
-
-METADATA_SCHEMES: Final = ("http", "https", "etcd", "redis")
-"""Kinds of metadata servers; not every wheel is built with all of them."""
-
 _PROTOCOLS: Final = (
     "tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl",
     "ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only",
 )  # fmt: skip
 
 Parse = Callable[[object, str], Any]
-
-
-def _master(value: object, field: str) -> str:
-    address = check_text(value, field=field)
-    scheme, mark, rest = address.partition("://")
-    if not mark:
-        if address:
-            split_address(address, field=field)
-        return address
-    if scheme.lower() not in MASTER_SCHEMES:
-        want = f"give host:port, or a URL that starts with {', '.join(MASTER_SCHEMES[:-1])}"
-        raise bad_value(field, value, want)
-    if not rest:
-        raise bad_value(field, value, "nothing follows the ://")
-    return f"{scheme.lower()}://{rest}"
 
 
 def _host(value: object, field: str) -> str | None:
@@ -95,23 +75,6 @@ def _client(value: object, field: str) -> str | None:
     if address:
         split_address(address, field=field)
     return address or None
-
-
-def _metadata(value: object, field: str) -> str:
-    server = check_text(value, field=field)
-    if not server:
-        raise bad_value(field, value, 'give "P2PHANDSHAKE", or the URL of a metadata server')
-    # The engine compares this word case by case, and takes any other spelling for a host.
-    if server.upper() == "P2PHANDSHAKE":
-        return server.upper()
-    scheme, mark, rest = server.partition("://")
-    if not mark:
-        return server
-    # It compares these case by case too, and any other scheme ends the process.
-    if scheme.lower() not in METADATA_SCHEMES or not rest:
-        want = f'give "P2PHANDSHAKE", or a URL that starts with {", ".join(METADATA_SCHEMES)}'
-        raise bad_value(field, value, want)
-    return f"{scheme.lower()}://{rest}"
 
 
 def _protocol(value: object, field: str) -> str:
@@ -201,14 +164,14 @@ class Setting:
 _TABLE: Final = (
     Setting(
         "master_server_address",
-        _master,
+        parse_master,
         ("MOONCAKE_MASTER", "MOONCAKE_MASTER_SERVER_ADDRESS", "MOONCAKE_MASTER_SERVER_ADDR"),
         ("master_server_addr",),
     ),
     Setting("local_hostname", _host, ("MOONCAKE_LOCAL_HOSTNAME",)),
     Setting(
         "metadata_server",
-        _metadata,
+        parse_metadata,
         ("MOONCAKE_TE_META_DATA_SERVER", "MOONCAKE_METADATA_SERVER"),
     ),
     Setting("global_segment_size", _segment, ("MOONCAKE_GLOBAL_SEGMENT_SIZE",)),

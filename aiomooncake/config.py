@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qsl
 
+from aiomooncake._addresses import MASTER_SCHEMES, P2PHANDSHAKE
 from aiomooncake._dialects import (
     Dialect,
     Place,
@@ -22,7 +23,6 @@ from aiomooncake._dialects.lmcache import SCHEME as LMCACHE_SCHEME
 from aiomooncake._replicate import DataType, ReplicateConfig, SoftPinAction
 from aiomooncake._settings import (
     CONFIG_PATH,
-    MASTER_SCHEMES,
     SETTINGS,
     check_names,
     from_environ,
@@ -56,6 +56,9 @@ __all__ = [
 ]
 
 _SCHEMES: Final = ("mooncake", "local", LMCACHE_SCHEME, *MASTER_SCHEMES)
+_COORDINATED: Final = frozenset({"http", "https", *MASTER_SCHEMES}) - {"memory"}
+"""What the field's own parser takes, or refuses with its reason: a master has no HTTP address."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
@@ -86,8 +89,8 @@ class StoreConfig:
 
     Attributes:
         master_server_address: the master, ``"host:port"``; or ``"etcd://…"``, ``"redis://…"``,
-            ``"k8s://…"`` for a master found through a coordinator. Empty only next to
-            ``client_server_address``. Environment: ``MOONCAKE_MASTER``.
+            ``"k8s://…"`` for a master found through a coordinator (``docs/metadata.md``). Empty
+            only next to ``client_server_address``. Environment: ``MOONCAKE_MASTER``.
         local_hostname: the address other clients reach this one by, with or without a port; None =
             the address of the route to the master. Whatever it is, the engine's two ports for
             transfers listen on all interfaces and ask for no password: it has no setting for that,
@@ -143,7 +146,7 @@ class StoreConfig:
     master_server_address: str
     _: KW_ONLY
     local_hostname: str | None = None
-    metadata_server: str = "P2PHANDSHAKE"
+    metadata_server: str = P2PHANDSHAKE
     global_segment_size: _Size = _Size("512MiB")
     local_buffer_size: _Size = _Size("64MiB")
     protocol: str = "tcp"
@@ -385,14 +388,14 @@ def parse_target(target: str | StoreConfig | None) -> Target:
     if not mark:
         split_address(text, field="target")
         return Target("master", text)
+    if scheme in _COORDINATED:
+        return Target("master", SETTINGS["master_server_address"].parse(text, "target"))
     if scheme not in _SCHEMES:
         meant = nearest(scheme, _SCHEMES)
         hint = (
             f'did you mean "{meant}://"?' if meant else 'give host:port or "mooncake://host:port"'
         )
         raise bad_value("target", text, hint)
-    if scheme in MASTER_SCHEMES and scheme != "memory":
-        return Target("master", SETTINGS["master_server_address"].parse(text, "target"))
     place, _, query = rest.partition("?")
     place = place.removesuffix("/")
     aliases = {"device": "device_name"} if scheme == LMCACHE_SCHEME else {}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from aiomooncake._addresses import P2PHANDSHAKE
+from aiomooncake._values import mask_secrets
 from aiomooncake._verdict import (
     Diagnosis,
     DiagnosisKind,
@@ -362,7 +364,8 @@ class _Examination:
         """Look for the peer that does not answer; the failed call itself names nobody."""
         cure = (
             "look at that client's host (frozen, dead, firewall, an address that only its own host "
-            "knows); after its death the master drops its segment within client_ttl"
+            "knows, another metadata_server than here); after its death the master drops its "
+            "segment within client_ttl"
         )
         if mounted is None:
             return self._found(
@@ -373,6 +376,16 @@ class _Examination:
             )
         if not mounted:
             return self._no_segment("no segment is mounted anywhere")
+        if self._config is not None and self._config.metadata_server != P2PHANDSHAKE:
+            # The master's list has names then, at which nobody listens.
+            server = mask_secrets(self._config.metadata_server)
+            return self._found(
+                DiagnosisKind.PEER_UNREACHABLE,
+                "the master answers but the value does not travel: a peer does not answer, or "
+                f"the metadata server {server} does not know it (which one: unknown)",
+                "look whether the metadata server runs, is the one of all clients, and was not "
+                f"restarted (then it has forgotten those that were not started anew); or {cure}",
+            )
         faults, asked = await self._probe_peers(mounted)
         if not faults:
             return None

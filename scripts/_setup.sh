@@ -112,32 +112,51 @@ for pair in libraries.split():
         print(package)
 EOF
     # For tests with several hosts on one machine, which only root can make.
-    if wants_tests && [ "$(id -u)" -eq 0 ] && ! command -v ip >/dev/null; then
+    if wants_tests && is_root && ! command -v ip >/dev/null; then
         if command -v apt-get >/dev/null; then echo iproute2; fi
     fi
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+may_sudo() { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }
+
+# Run apt-get as root, if that is possible.
+apt() {
+    local command='env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=60'
+    if ! is_root; then command="sudo -n $command"; fi
+    # shellcheck disable=SC2086  # several words
+    $command "$@"
 }
 
 # Install Debian packages, or say in one line which are wanted and why this script can't.
 install_packages() {
     local packages="$*"
-    local as_root=''
     local wanted="run 'apt-get install $packages' as root (elsewhere than on Debian: the packages like them), then try again."
     command -v apt-get >/dev/null || die "missing system packages: $wanted"
-    if [ "$(id -u)" -ne 0 ]; then
-        if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-            as_root='sudo -n'
-        else
-            die "missing system packages, and no right to install them: $wanted"
-        fi
-    fi
+    is_root || may_sudo || die "missing system packages, and no right to install them: $wanted"
     say "Installing system packages: $packages"
     # A bare machine has no package lists: fetch them only when the first try shows it.
-    # shellcheck disable=SC2086  # as_root is two words or none
-    apt() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=60 "$@"; }
     apt install --no-install-recommends "$@" >/dev/null 2>&1 </dev/null && return
     quietly apt update || die "apt-get update failed (its output is above): $wanted"
     quietly apt install --no-install-recommends "$@" ||
         die "apt-get install failed (its output is above): $wanted"
+}
+
+# Unpack etcd into .etcd, for the tests of stores that find each other or their master by it. The
+# package itself is not installed: it would start a service.
+fetch_etcd() {
+    local folder
+    if command -v etcd >/dev/null || [ -x "$ROOT/.etcd/etcd" ]; then return; fi
+    say "Fetching etcd into .etcd (from Debian's package etcd-server)"
+    folder=$(mktemp -d)
+    download() { (cd -- "$folder" && apt-get download etcd-server) >/dev/null 2>&1; }
+    unpack() { dpkg-deb --fsys-tarfile "$folder"/*.deb | tar -xC "$ROOT/.etcd" --strip-components=3 ./usr/bin/etcd; }
+    mkdir -p -- "$ROOT/.etcd"
+    # As above: package lists only when the first try shows that there are none.
+    if ! { download || { apt update >/dev/null 2>&1 </dev/null && download; }; } || ! unpack; then
+        say "etcd could not be fetched: put it on the PATH, or its tests fail in CI and are skipped elsewhere."
+    fi
+    rm -rf -- "$folder"
 }
 
 # Print why .venv can't be used as it is; nothing when it can.
@@ -202,6 +221,7 @@ prepare() {
         missing=$(missing_packages "$fault")
         # shellcheck disable=SC2086  # one word per package
         if [ -n "$missing" ]; then install_packages $missing; fi
+        if wants_tests && wants_engine; then fetch_etcd; fi
     fi
     if [ -n "$fault" ]; then make_environment "$fault"; fi
     if ! is_stamped; then

@@ -29,8 +29,8 @@ SERVING = {"status": "ok", "role": "leader", "ha_state": "serving", "service_rea
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let silence cost 0.1 s."""
-    monkeypatch.setattr(diagnosis, "_QUESTION_TIMEOUT", 0.1)
+    """Let silence cost 0.3 s."""
+    monkeypatch.setattr(diagnosis, "_QUESTION_TIMEOUT", 0.3)
 
 
 def segment(port: int, *, used: int = 0, status: str = "OK") -> dict[str, Any]:
@@ -92,7 +92,7 @@ async def test_without_a_metrics_port_a_hanging_is_exist_tells_a_silent_master()
     with silent_port() as rpc:
         found = await ask(StoreConfig(f"127.0.0.1:{rpc}"), -901, engine=FakeEngine(is_exist=[HANG]))
     assert found.kind is DiagnosisKind.MASTER_SILENT
-    assert "is_exist gave no answer in 0.1 s" in found.evidence
+    assert "is_exist gave no answer in 0.3 s" in found.evidence
 
 
 async def test_a_standby_is_silent_too() -> None:
@@ -113,6 +113,17 @@ async def test_a_master_behind_a_coordinator_cannot_be_probed_and_it_says_so() -
 async def test_calls_that_do_not_get_through_tell_an_unreachable_master() -> None:
     found = await ask(StoreConfig("etcd://a:1"), -900, engine=FakeEngine(is_exist=[-900]))
     assert found.kind is DiagnosisKind.MASTER_UNREACHABLE
+
+
+async def test_peers_of_a_metadata_server_are_not_knocked_at() -> None:
+    """The master lists their names, at which nobody listens: all of them seemed to be dead."""
+    async with a_master(segment(free_port())) as config:
+        server = "http://user:secret@10.0.0.2:8080/metadata"
+        found = await ask(config.replace(metadata_server=server), -800)
+    assert found.kind is DiagnosisKind.PEER_UNREACHABLE
+    assert "http://***@10.0.0.2:8080/metadata does not know it" in found.explanation
+    assert "refused" not in str(found)
+    assert "was not restarted" in found.cure
 
 
 # -- versions -----------------------------------------------------------------------------------

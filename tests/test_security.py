@@ -223,7 +223,7 @@ SECRETS = [
     "etcd://user:sek%40ret:sekret@10.0.0.1:2379,10.0.0.2:2379",
     "http://10.0.0.1:8080/metadata?token=sekret",
     "http://user:p@sekret@10.0.0.1:8080/metadata?x=1&api_key=sekret&y=2",
-    "https://10.0.0.1/?Password=sekret#part",
+    "https://10.0.0.1/metadata?Password=sekret#part",
 ]
 
 
@@ -233,12 +233,15 @@ def everything_of(error: BaseException) -> str:
 
 @pytest.mark.parametrize("url", SECRETS)
 def test_addresses_are_shown_without_their_secrets(url: str) -> None:
-    configs = [StoreConfig("h:1", metadata_server=url), StoreConfig(url)]
-    assert configs[0].metadata_server == url  # it is kept, and only not shown
-    for thing in (*configs, configs[0].replace(threads=2), parse_target(url), [configs[1]]):
+    config = StoreConfig("h:1", metadata_server=url)
+    assert config.metadata_server == url  # it is kept, and only not shown
+    things: list[object] = [config, config.replace(threads=2), [config]]
+    if not url.startswith("http"):  # which is no address of a master
+        things += [StoreConfig(url), parse_target(url)]
+    for thing in things:
         assert "sekret" not in repr(thing)
         assert "sekret" not in f"{thing}"
-    assert "10.0.0.1" in repr(configs[1])  # what is no secret is
+    assert "10.0.0.1" in repr(config)  # what is no secret is
 
 
 @pytest.mark.parametrize("url", SECRETS)

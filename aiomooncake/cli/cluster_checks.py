@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
+from aiomooncake._addresses import P2PHANDSHAKE, hosts_of
 from aiomooncake._values import mask_secrets
 from aiomooncake._verdict import DiagnosisKind, address_text, count_text, size_text
 from aiomooncake.cli.doctor import Case, Finding, fail, ok, skip, warn
@@ -74,35 +75,45 @@ async def check_client(case: Case) -> list[Finding]:
 
 
 async def check_coordinators(case: Case) -> list[Finding]:
-    """Connect to the metadata server, and to the coordinator that knows the master."""
+    """Ask the metadata server, and connect to the coordinator that knows the master."""
     assert case.config is not None  # noqa: S101  # the settings were read
-    asked: dict[str, str] = {}
-    for field in ("metadata_server", "master_server_address"):
-        url = getattr(case.config, field)
-        _scheme, mark, rest = url.partition("://")
-        if mark:
-            for place in re.split(r"[;,]", rest.partition("/")[0]):
-                asked[place.rpartition("@")[2]] = field
-    if not asked:
-        return []  # P2PHANDSHAKE needs none
     findings = []
-    for place, field in asked.items():
+    for field in ("metadata_server", "master_server_address"):
+        address = getattr(case.config, field)
+        if address == P2PHANDSHAKE or ("://" not in address and field != "metadata_server"):
+            continue
+        shown = mask_secrets(address)
         try:
-            host, port = split_address(place, field=field)
-            await probe_tcp(host, port, _TIME)
+            places = hosts_of(address)
         except MooncakeError:
-            findings.append(
-                skip(f"{field}: {mask_secrets(place)} is no host:port that can be asked")
-            )
-        except OSError as error:
-            text = f"{field}: {place} does not answer: {failure_reason(error)}"
-            cure = f"start it, or correct {field}"
-            if field == "metadata_server":
-                cure += ' ("P2PHANDSHAKE" needs none, if all clients say so)'
-            findings.append(fail("setup", text, cure))
-        else:
-            findings.append(ok(f"{field}: {place} accepts connections"))
+            findings.append(skip(f"{field}: {shown} names no host:port that can be asked"))
+            continue
+        findings += [await _ask_coordinator(address, field, *place) for place in places]
     return findings
+
+
+async def _ask_coordinator(address: str, field: str, host: str, port: int) -> Finding:
+    where = address_text(host, port)
+    cure = f"start it, or correct {field}"
+    if field == "metadata_server":
+        cure += f' ("{P2PHANDSHAKE}" needs none, if all clients say so)'
+    try:
+        if not address.startswith("http://"):
+            await probe_tcp(host, port, _TIME)
+            return ok(f"{field}: {where} accepts connections")
+        path = re.split(r"[?#]", address.partition("://")[2], maxsplit=1)[0].partition("/")[2]
+        # As the engine asks; there is no such client, so the right answer is that.
+        status, body = await http_get(host, port, f"/{path}?key=aiomooncake-doctor", _TIME)
+    except TimeoutError:
+        text = f"{field}: {where} does not answer in time: it is frozen, or behind a firewall"
+        return fail("setup", text, cure)
+    except OSError as error:
+        text = f"{field}: {where} does not answer: {failure_reason(error)}"
+        return fail("setup", text, cure)
+    if b"metadata" in body:
+        return ok(f"{field}: {where} answers look-ups")
+    text = f"{field}: {where} answers a look-up at /{path} by HTTP {status}, not as Mooncake's own"
+    return warn(text, 'look at the path: Mooncake\'s servers have "/metadata"')
 
 
 async def check_master(case: Case) -> list[Finding]:
@@ -302,6 +313,8 @@ async def check_peers(case: Case) -> list[Finding]:
     """Knock at every client that lends memory."""
     if case.mounted is None:
         return [skip("which peers there are is not known")]
+    if case.config is not None and case.config.metadata_server != P2PHANDSHAKE:
+        return [skip("the master knows peers by name only, their addresses the metadata server")]
     names = {segment.endpoint: segment.name for segment in case.mounted}
     faults: dict[str, str] = {}
     at_once = anyio.Semaphore(_PEERS_AT_ONCE)
