@@ -66,6 +66,8 @@ async def test_a_put_that_is_cancelled_between_two_pieces_leaves_nothing(
     putting = asyncio.ensure_future(store.put_parts(key, b"head", bytearray(20 * MB)))
     await hold()
     putting.cancel()
+    for _ in range(5):  # so that the call hears of it
+        await asyncio.sleep(0)
     hold.set()
     with pytest.raises(asyncio.CancelledError):
         await putting

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aiomooncake import LocalCluster, Store, connect
+from aiomooncake import BatchError, LocalCluster, Store, connect
 from aiomooncake.testing import FaultProxy, LoopStallProbe
 from benchmarks.measure import resident
 from benchmarks.soak.faults import Faults
@@ -177,6 +177,17 @@ def _tidy() -> None:
 async def _fresh_values(store: Store, traffic: Traffic) -> int:
     """Store values when all is well again, and read them; how many are not there or wrong."""
     values = {f"fresh{i}": traffic.ledger.new(f"fresh{i}", 4096) for i in range(_FRESH)}
-    await store.put_many(values)
+    left, deadline = values, time.monotonic() + _SETTLE
+    while left:
+        try:
+            await store.put_many(left)
+            break
+        except BatchError as error:
+            # The master places values on a peer that died until its `client_ttl` is over.
+            hopeless = [each for each in error.errors.values() if not each.retryable]
+            if hopeless or time.monotonic() > deadline:
+                raise
+            left = {key: values[key] for key in error.errors}
+            await asyncio.sleep(0.1)
     found = await store.get_many(values)
     return sum(have != value for have, value in zip(found, values.values(), strict=True))
