@@ -45,6 +45,10 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_extra(exc, __name__, "aiohttp") from exc
 
+with contextlib.suppress(ModuleNotFoundError):  # `setup` says so, when metrics are wanted
+    # Here, and not when they are: that may be on the loop, where no files should be read.
+    import aiomooncake.prometheus  # noqa: F401
+
 if TYPE_CHECKING:
     from aiomooncake.opening import Opening
 
