@@ -187,7 +187,7 @@ async def _fresh_values(store: Store, traffic: Traffic) -> int:
             hopeless = [each for each in error.errors.values() if not each.retryable]
             if hopeless or time.monotonic() > deadline:
                 raise
-            left = {key: values[key] for key in error.errors}
+            left = {key: value for key, value in left.items() if key in error.errors}
             await asyncio.sleep(0.1)
     found = await store.get_many(values)
     return sum(have != value for have, value in zip(found, values.values(), strict=True))
