@@ -30,6 +30,8 @@ __all__ = [
     "manifest",
     "manifest_key",
     "no_tensor",
+    "ordered",
+    "parse_manifest",
     "shard_key",
 ]
 
@@ -305,6 +307,16 @@ def manifest(header: Header, axis: Axis) -> bytes:
         0,
         *_dims(header.whole),
     )
+
+
+def parse_manifest(value: bytes) -> Axis | None:
+    """Read how a tensor was split, as the first of its shards' axes; None if it does not say."""
+    if len(value) < _MANIFEST.size:
+        return None
+    magic, version, size, _, ndim, dim, count, *_ = _MANIFEST.unpack_from(value)
+    if (magic, version, size) != (_MANIFEST_MAGIC, _VERSION, _MANIFEST.size):
+        return None
+    return Axis("tp", 0, count, split_dim=dim) if 0 <= dim < ndim and count > 0 else None
 
 
 def no_tensor(key: str, why: str) -> SerializationError:

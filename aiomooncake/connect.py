@@ -11,6 +11,7 @@ from aiomooncake.config import StoreConfig
 from aiomooncake.engine.binding import load_binding, native_replicate_config
 from aiomooncake.engine.client import EngineClient
 from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
+from aiomooncake.engine.options import check_methods
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.opening import Opening
 from aiomooncake.store import Store
@@ -126,14 +127,16 @@ def adopt(
 
     Raises:
         InvalidArgumentError: It is not such an object, or it is not set up.
+        NotSupportedError: It is of a wheel that is too old; names what is missing.
     """
     store_class = type(native_store)
     methods = methods_of(store_class)
-    if not {"put", "get_into", "put_from", "health_check", "get_hostname"} <= methods[0]:
+    if not {"put", "get_into", "put_from", "get_hostname"} <= methods[0]:
         raise InvalidArgumentError(
             f"adopt needs a mooncake.store.MooncakeDistributedStore, not {store_class.__name__}",
             rank=rank,
         )
+    check_methods(methods[0], rank=rank)
     in_memory = isinstance(native_store, InMemoryStore)
     if native_store.health_check() == _NOT_SET_UP:
         raise InvalidArgumentError(

@@ -33,7 +33,6 @@ from aiomooncake.errors import (
     InternalError,
     InvalidArgumentError,
     MooncakeError,
-    NotSupportedError,
     OperationTimeoutError,
     RpcError,
     RpcTimeoutError,
@@ -175,6 +174,7 @@ class Moves:
             code = self._read_into(key, block.address, size, block, known=True, tell=tell)
             if code > 0:
                 self._client.counters.count_read(code)
+                _tell_end(tell, code)
                 return code
             if code in MISSES:
                 return None
@@ -323,7 +323,7 @@ class Moves:
             if code == piece:
                 done += piece
                 restarts = 0
-                if tell is not None:
+                if tell is not None and done < size:
                     tell(done, size)
             elif code >= 0 or code not in (_INVALID, _LEASE_EXPIRED):
                 return code
@@ -347,6 +347,7 @@ class Moves:
         if code < 0 and code != _EXISTS:
             raise self._error(code, "upsert" if replace else "put", key, config)
         self._client.counters.count_written(block.nbytes)
+        _tell_end(tell, block.nbytes)
 
     def _put(
         self,
@@ -359,13 +360,6 @@ class Moves:
     ) -> int:
         native = self._client.native_object
         options = self._options(config)
-        if replace and not hasattr(native, "upsert_from"):
-            raise NotSupportedError(
-                "this engine wheel has no upsert; remove the key and put it again, or install a "
-                "newer wheel",
-                key=key,
-                rank=self._rank,
-            )
         move: Callable[..., int] = native.upsert_from if replace else native.put_from
         if config is not None and config.prefer_alloc_in_same_node and not replace:
             move = self._put_on_own_host
@@ -433,8 +427,9 @@ class Moves:
                 if code < 0:
                     code = meaning(code)
                     return code
-                if tell is not None:
-                    tell(offsets[-1] + sizes[-1], nbytes)
+                done = offsets[-1] + sizes[-1]
+                if tell is not None and done < nbytes:
+                    tell(done, nbytes)
             code = native.batch_put_session_end([key])[0]
             return code
         finally:
@@ -619,6 +614,12 @@ def meaning(code: int) -> int:
     what comes of a peer that does not say its first word.
     """
     return TRANSFER_FAIL if code == _INVALID else code
+
+
+def _tell_end(tell: Progress | None, nbytes: int) -> None:
+    """Tell that all of a large value was moved, in pieces or as a whole."""
+    if tell is not None and nbytes > PIECE:
+        tell(nbytes, nbytes)
 
 
 def begin_puts(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._buffers import new_bytes
 from aiomooncake.avoiding import around, unreachable
-from aiomooncake.errors import MooncakeError, NotSupportedError
+from aiomooncake.errors import MooncakeError
 from aiomooncake.load import Load
 from aiomooncake.memory import SCRATCH_SIZE, Block
 from aiomooncake.moves import FIRST_READ, MISSES, PIECE
@@ -288,12 +288,6 @@ class Transfers(PartMoves):
         own_host = config is not None and config.prefer_alloc_in_same_node and verb == "put"
         method = self._put_all_on_own_host if own_host else native.batch_put_from
         if verb == "upsert":
-            if not hasattr(native, "batch_upsert_from"):
-                raise NotSupportedError(
-                    "this engine wheel has no upsert; remove the key and put it again, or install "
-                    "a newer wheel",
-                    rank=self._rank,
-                )
             method = native.batch_upsert_from
         keys, blocks, sizes = list(load.keys), load.memory, list(load.sizes)
         options = self._options(config)

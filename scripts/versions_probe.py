@@ -24,7 +24,8 @@ from aiomooncake.engine.binding import (  # noqa: E402
     native_replicate_config,
 )
 from aiomooncake.engine.entry_points import RealEntry  # noqa: E402
-from tests.adversity.matrix_calls import CALLS, SIZE, Call, Subject  # noqa: E402
+from tests.adversity.matrix_calls import SIZE, Call, Subject  # noqa: E402
+from tests.versions_calls import ALL_CALLS, Neighbour  # noqa: E402
 
 __all__ = ["MODES", "probe"]
 
@@ -61,20 +62,22 @@ def probe() -> dict[str, Any]:
     return found
 
 
-Opened = Callable[[], tuple[str | None, dict[str, Any]]]
+Opened = Callable[[], tuple[str, dict[str, Any]]]
+"""Answers what connects others to the same cluster, and the options of this store on top."""
 
 
-def _on_memory() -> tuple[str | None, dict[str, Any]]:
+def _on_memory() -> tuple[str, dict[str, Any]]:
     return "memory://probe", {"global_segment_size": 64 * _MB}
 
 
-def _on_master(master: LocalCluster) -> tuple[str | None, dict[str, Any]]:
+def _on_master(master: LocalCluster) -> tuple[str, dict[str, Any]]:
     return master.address, {"global_segment_size": 64 * _MB}
 
 
-def _on_client(master: LocalCluster) -> tuple[str | None, dict[str, Any]]:
+def _on_client(master: LocalCluster) -> tuple[str, dict[str, Any]]:
     client = master.blocking.start_client(global_segment_size=64 * _MB)
-    return None, {"client_server_address": client.address, "mem_pool_size": 16 * _MB}
+    options = {"client_server_address": client.address, "mem_pool_size": 16 * _MB}
+    return master.address, options
 
 
 def _tried(opened: Opened) -> dict[str, str] | str:
@@ -86,12 +89,13 @@ def _tried(opened: Opened) -> dict[str, str] | str:
         return f"{type(error).__name__}: {error}"
 
 
-async def _try_verbs(target: str | None, options: dict[str, Any]) -> dict[str, str]:
+async def _try_verbs(target: str, options: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     async with connect(target, local_buffer_size=16 * _MB, timeout=20, **options) as store:
         memory = await store.allocate(2 * SIZE)
-        for verb, call in CALLS.items():
-            found[verb] = await _try(call, Subject(store, verb, "probe", memory, 0))
+        for verb, call in ALL_CALLS.items():
+            at = Neighbour(store, verb, "probe", memory, 0, target=target)
+            found[verb] = await _try(call, at)
             await store.remove_all(force=True)
         await memory.aclose()
     return found
@@ -103,7 +107,7 @@ async def _try(call: Call, at: Subject) -> str:
     try:
         answer = await call.make(at)
     except MooncakeError as error:
-        return type(error).__name__
+        return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__[0] != "_")
     if answer != call.usual(at):
         return "wrong"
     for key, written in call.writes(at).items():

@@ -24,6 +24,7 @@ from aiomooncake import (
     ConfigError,
     InvalidArgumentError,
     LocalCluster,
+    NotSupportedError,
     SetupError,
     SetupTimeoutError,
     Store,
@@ -574,6 +575,18 @@ def test_a_store_that_is_not_set_up_is_not_adopted(
         native = load_binding().store_class()
     with pytest.raises(InvalidArgumentError, match="set up"):
         adopt(native, rank=1)
+
+
+def test_a_store_of_a_wheel_that_is_too_old_is_not_adopted() -> None:
+    """0.3.9 lacks these methods; it can't even be asked whether it is set up."""
+
+    class Older(InMemoryStore):
+        health_check = batch_remove = upsert_from = batch_upsert_from = None  # type: ignore[assignment]
+
+    with pytest.raises(NotSupportedError, match="is too old, it has no batch_remove, ") as caught:
+        adopt(Older(InMemoryEngine()), rank=1)
+    assert caught.value.rank == 1
+    assert "upsert_from: install 0.3.10.post2 or newer" in str(caught.value)
 
 
 @pytest.mark.parametrize("thing", [object(), None, "10.0.0.1:50051", InMemoryStore])

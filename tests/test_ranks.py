@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,7 +22,6 @@ from aiomooncake import (
     WarmupError,
     WarmupPolicy,
     WarmupReport,
-    connect,
     connect_ranks,
 )
 from aiomooncake.engine.inmemory import InMemoryEngine
@@ -267,23 +266,28 @@ async def test_the_timeout_of_a_connect_bounds_the_groups_warm_up_too(
 # --- the main job, on the real engine ---------------------------------------------------------
 
 
+@pytest.fixture
+def empty_cluster() -> Iterator[LocalCluster]:
+    """A master that nobody has lent memory to.
+
+    Without eviction: a put that finds no room makes it evict the next values.
+    """
+    with LocalCluster(extra_args=["--eviction_ratio=0"]) as master:
+        yield master
+
+
 async def test_eight_ranks_wait_for_the_first_segment_side_by_side(
-    own_cluster: LocalCluster,
+    empty_cluster: LocalCluster,
 ) -> None:
     """The start-up race: nobody has mounted a segment yet, so every put is refused.
 
     It takes the time until the segment is there, not eight times that, and the loop is free from
-    the first connect to the last close. Closing eight takes about as long as closing one.
+    the first connect to the last close. Closing eight takes no longer than closing one may take.
     """
     seen: list[WarmupProgress] = []
     async with LoopStallProbe() as probe:
-        single = await connect(own_cluster.address, global_segment_size=0, local_buffer_size=4 * MB)
-        began = time.monotonic()
-        await single.aclose()
-        one_close = time.monotonic() - began
-
         group = await connect_ranks(
-            own_cluster.address, 8, global_segment_size=0, local_buffer_size=4 * MB
+            empty_cluster.address, 8, global_segment_size=0, local_buffer_size=4 * MB
         )
         began = time.monotonic()
         warming = asyncio.ensure_future(group.warmup(on_attempt=seen.append))
@@ -312,7 +316,8 @@ async def test_eight_ranks_wait_for_the_first_segment_side_by_side(
         assert report.attempts[-1].ok
         assert report.tries == sum(progress.rank == rank for progress in seen)
     assert len(seen) < 8 * 12
-    assert eight_closes < 2 * one_close + 1.5
+    # One takes 0-2 s, as its threads wake up from their sleep; one after the other about 8 s.
+    assert eight_closes < 5
     assert probe.longest < 1.0, probe.stalls(0.1)  # ten times the target
 
 

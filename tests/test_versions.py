@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -20,8 +21,8 @@ from aiomooncake.engine.binding import load_binding, native_replicate_config
 from aiomooncake.engine.options import check_wheel
 from aiomooncake.engine.since import METHODS_SINCE, OLDEST, no_method
 from tests import versions_scenes as scenes
-from tests.adversity.matrix_calls import CALLS
 from tests.adversity.processes import run_scene
+from tests.versions_calls import ALL_CALLS
 
 ROOT = Path(__file__).parents[1]
 RECORDS: Any = json.loads((ROOT / "docs" / "versions.json").read_text(encoding="utf-8"))
@@ -52,7 +53,7 @@ def test_the_records_are_of_the_engines_that_the_matrix_runs() -> None:
     assert tuple(ENGINES) == tuple(RECORDS["runs"]) == matrix.ENGINES
     assert matrix.ENGINES[0] == OLDEST
     for found in [RECORDS["memory"], *(found["real"] for found in ENGINES.values())]:
-        assert set(found) == set(CALLS), "verbs have come or gone: run scripts/test-matrix --verbs"
+        assert set(found) == set(ALL_CALLS), "other verbs than those: scripts/test-matrix --verbs"
 
 
 def test_nothing_that_was_recorded_is_wrong() -> None:
@@ -110,6 +111,13 @@ def test_a_missing_method_is_named_with_its_wheel() -> None:
     assert str(no_method("never_seen")).endswith("has no never_seen: install a newer wheel")
 
 
+@ON_LINUX
+async def test_a_missing_method_is_told_on_a_loop() -> None:
+    """On CPython 3.12 blockbuster found the loop reading what is installed."""
+    await asyncio.to_thread(load_binding)
+    assert str(no_method("batch_put_session_start")).startswith("engine ")
+
+
 def test_a_missing_option_is_named_with_its_wheel() -> None:
     class Native:
         replica_num = 1
@@ -119,6 +127,51 @@ def test_a_missing_option_is_named_with_its_wheel() -> None:
         native_replicate_config(binding, ReplicateConfig(group_ids=["a"]))
 
 
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("engine {0} has no put_session: install {1} or newer", True),
+        ("ReplicateConfig.x is not known to engine {0}: install {1} or newer, or leave", True),
+        ("engine {0} has no teleport: install a newer wheel", False),  # of nobody
+        ("engine {0} has no put: install 0.3.10 or newer", False),  # this one has it
+        ("engine {0} has no teleport: install 0.4 or newer", False),  # there is none
+        ("engine 0.3.9 has no put_session: install {1} or newer", False),  # another engine
+    ],
+)
+def test_which_refusals_the_matrix_takes_for_an_older_engines(
+    monkeypatch: pytest.MonkeyPatch, text: str, taken: bool
+) -> None:
+    from tests import older_engines
+
+    monkeypatch.setattr(older_engines, "VERSION", OLDEST)
+    needs = older_engines.needs_a_newer_engine
+    text = text.format(OLDEST, older_engines.NEWEST)
+    assert needs(NotSupportedError(text)) == taken
+    assert not needs(AttributeError(text))
+    assert not needs(None)
+
+
+@ON_LINUX
+def test_the_tests_that_older_engines_fail_are_there() -> None:
+    """A name that means nothing would excuse nothing, or in time another test."""
+    from tests import older_engines
+
+    assert script("matrix").NEWEST == older_engines.NEWEST
+    named = [(each.since, each.tests) for each in older_engines.DIFFERENCES]
+    named += [(since, names) for since, names, _ in older_engines.LEFT_OUT]
+    for since, names in named:
+        assert older_engines.older(OLDEST, since)
+        assert not older_engines.older(older_engines.NEWEST, since)
+        for name in names:
+            file, _, test = name.partition("[")[0].partition("::")
+            if not file:
+                assert name == "[dummy"
+                continue
+            (path,) = (ROOT / "tests").rglob(file)
+            assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), name
+
+
 # --- too old, too new, and laid out otherwise -------------------------------------------------
 
 
@@ -126,6 +179,12 @@ def test_a_missing_option_is_named_with_its_wheel() -> None:
 def test_the_installed_wheel_is_taken() -> None:
     check_wheel(load_binding(), dummy=False)
     check_wheel(load_binding(), dummy=True)
+
+
+def old(parameters: str) -> type[object]:
+    """Make a store class whose set-up takes these."""
+    setup = type("Method", (), {"__doc__": f"setup(self: Old, {parameters})"})
+    return type("Old", (), {"setup": setup})
 
 
 @ON_LINUX
@@ -139,10 +198,26 @@ def test_the_oldest_wheel_copies_no_memory_of_others(
         monkeypatch.delenv("MC_STORE_MEMCPY")
     monkeypatch.setattr(lifecycle, "_warned", set())
     methods = load_binding().methods
-    binding: Any = SimpleNamespace(store_class=object, methods=methods, version=OLDEST)
+    binding: Any = SimpleNamespace(store_class=old(""), methods=methods, version=OLDEST)
     config = StoreConfig("127.0.0.1:1", direct=False)
     lifecycle.RealLifecycle(binding, config, "127.0.0.1", None)
     assert os.environ["MC_STORE_MEMCPY"] == (wish or "0")
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("knows", "warnings"), [("protocol: str", 1), ("tenant_id: str", 0)])
+def test_wheels_whose_values_may_be_read_too_early_are_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knows: str, warnings: int
+) -> None:
+    """Up to 0.3.11.post1 a put into another process returned before all bytes were there."""
+    monkeypatch.setattr(lifecycle, "_warned", set())
+    monkeypatch.setenv("MC_STORE_MEMCPY", "1")
+    methods = load_binding().methods
+    binding: Any = SimpleNamespace(store_class=old(knows), methods=methods, version="0.3.11.post1")
+    for _ in range(2):
+        config = StoreConfig("127.0.0.1:1", direct=False)
+        lifecycle.RealLifecycle(binding, config, "127.0.0.1", None)
+    assert caplog.text.count("Mooncake 0.3.11.post1 says that a value is stored") == warnings
 
 
 @ON_LINUX

@@ -33,6 +33,7 @@ __all__ = [
     "find_methods",
     "find_setup_parameters",
     "installed_distributions",
+    "installed_version",
     "load_binding",
     "native_replicate_config",
 ]
@@ -133,7 +134,7 @@ def _load() -> Binding:
         store_class=store_class,
         replicate_config_class=replicate_config_class,
         shared_object=Path(shared_object or ""),
-        version=next(iter(versions)) if len(versions := set(distributions.values())) == 1 else None,
+        version=_one_version(distributions),
         distributions=tuple(distributions),
         methods=find_methods(store_class),
         address_methods=find_address_methods(store_class),
@@ -161,6 +162,21 @@ def installed_distributions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def installed_version() -> str | None:
+    """Return the version of the engine wheel; None when there is none, or several disagree.
+
+    Once the engine is loaded no files are read for it, so that errors can tell it on a loop.
+    """
+    if _load.cache_info().currsize:
+        return _load().version
+    return _one_version(installed_distributions())
+
+
+def _one_version(distributions: dict[str, str]) -> str | None:
+    versions = set(distributions.values())
+    return versions.pop() if len(versions) == 1 else None
 
 
 def _warn_overlaid(distributions: dict[str, str]) -> None:

@@ -33,10 +33,10 @@ _SETUP_REAL = (
     f"_ZN8mooncake10RealClient10setup_realERK{_STRING}S8_mmS8_S8_S8_"
     "RKSt10shared_ptrINS_14TransferEngineEES8_"
 )
-# What follows in the versions that exist: nothing (0.3.9); (bool enable_ssd_offload,
-# const string& ssd_path) (0.3.10.post2, 0.3.11.post1); and (const string& tenant_id,
+# What follows in the versions that have the capsule: (bool enable_ssd_offload,
+# const string& ssd_path) (0.3.11.post1); and (const string& tenant_id,
 # bool enable_client_http_server, int client_http_port) on top (0.3.12 … 0.3.14).
-_SETUP_TAILS = ("bS8_S8_bi", "bS8_", "")
+_SETUP_TAILS = ("bS8_S8_bi", "bS8_")
 # setup_dummy(size_t mem_pool_size, size_t local_buffer_size, const string& server_address,
 #   const string& ipc_socket_path)
 _SETUP_DUMMY = f"_ZN8mooncake11DummyClient11setup_dummyEmmRK{_STRING}S8_"
@@ -107,7 +107,7 @@ class RealEntry(Entry):
         destructor: The destructor that frees the object too; None when it is not exported.
     """
 
-    tail: str = ""
+    tail: str
     destructor: Callable[[int], object] | None = None
 
     @classmethod
@@ -163,9 +163,9 @@ class RealEntry(Entry):
             ctypes.byref(master),
             ctypes.byref(null_engine),
             ctypes.byref(ipc),
+            ctypes.c_bool(config.enable_ssd_offload),
+            ctypes.byref(ssd),
         ]
-        if self.tail:
-            arguments += [ctypes.c_bool(config.enable_ssd_offload), ctypes.byref(ssd)]
         if self.tail == _SETUP_TAILS[0]:
             arguments += [
                 ctypes.byref(tenant),

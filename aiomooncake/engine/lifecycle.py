@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiomooncake._time_limits import process_limits, setup_limits
 from aiomooncake.engine import blocks
+from aiomooncake.engine.binding import find_setup_parameters
 from aiomooncake.engine.entry_points import DummyEntry, RealEntry
 from aiomooncake.engine.knock import answers
 from aiomooncake.engine.options import check_options, check_wheel
@@ -97,6 +98,7 @@ class RealLifecycle:
         transfer_engine: object | None,
     ) -> None:
         check_wheel(binding, dummy=False)
+        _warn_of_early_reads(binding)
         if "_get_pyclient_capsule" not in dir(binding.store_class):
             # 0.3.10.post2 takes memory of any process on this host for its own, and crashes.
             os.environ.setdefault("MC_STORE_MEMCPY", "0")
@@ -120,7 +122,7 @@ class RealLifecycle:
             address = self.entry.address(native)
             if address is not None:
                 return self.entry.setup(address, config, self._local_hostname)
-            _warn_once(self._binding, "the client object is not a RealClient")
+            _warn_of_the_gil(self._binding, "the client object is not a RealClient")
             # One object, one life: this one has begun a set-up.
             native = self._binding.store_class()
             keep(native)
@@ -206,7 +208,7 @@ class DummyLifecycle:
             address = self.entry.address(native)
             if address is not None:
                 return native, self.entry.setup(address, config, self._address, self._server[1])
-            _warn_once(self._binding, "the client object is not a DummyClient")
+            _warn_of_the_gil(self._binding, "the client object is not a DummyClient")
             native = self._binding.store_class()
             keep(native)
         nbytes = config.mem_pool_size
@@ -233,7 +235,7 @@ def _entry(kind: type[E], binding: Binding, config: StoreConfig) -> E | None:
     """Find the way without the GIL; where there is none, warn of it."""
     found = kind.find(binding) if config.direct else "it is turned off (direct=False)"
     if isinstance(found, str):
-        _warn_once(binding, found)
+        _warn_of_the_gil(binding, found)
         return None
     return found
 
@@ -293,7 +295,7 @@ def give_memory_back() -> None:
 
 
 _ours: dict[str, str] = {}
-_warned: set[str] = set()
+_warned: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
 
@@ -304,14 +306,28 @@ def _set_ours(name: str, value: str) -> None:
             _ours[name] = os.environ[name] = value
 
 
-def _warn_once(binding: Binding, why: str) -> None:
-    with _lock:
-        if why in _warned:
-            return
-        _warned.add(why)
-    log.warning(
+def _warn_of_the_gil(binding: Binding, why: str) -> None:
+    _warn_once(
         "set-up and close of Mooncake %s hold the GIL, and the event loop stands still meanwhile "
         "(25-90 ms for a set-up and 1-2 s for a close on a healthy master): %s",
         binding.version or "(unknown version)",
         why,
     )
+
+
+def _warn_of_early_reads(binding: Binding) -> None:
+    parameters = find_setup_parameters(binding.store_class)
+    if parameters and "tenant_id" not in parameters:  # which came with the wheel that mended it
+        _warn_once(
+            "Mooncake %s says that a value is stored in another process a moment before all of it "
+            "is there: one that is read at once may end in zeros; install 0.3.12.post1 or newer",
+            binding.version or "(unknown version)",
+        )
+
+
+def _warn_once(text: str, *args: str) -> None:
+    with _lock:
+        if (text, *args) in _warned:
+            return
+        _warned.add((text, *args))
+    log.warning(text, *args)

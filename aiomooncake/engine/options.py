@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from aiomooncake.engine.binding import find_setup_parameters
+from aiomooncake.engine.binding import find_setup_parameters, installed_version
 from aiomooncake.engine.since import OLDEST
 from aiomooncake.errors import ConfigError, InvalidArgumentError, NotSupportedError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-__all__ = ["check_dummy_options", "check_options", "check_wheel"]
+__all__ = ["check_dummy_options", "check_methods", "check_options", "check_wheel"]
 
 # What the verbs call, of which wheels before 0.3.10.post2 lack one or the other.
 _NEEDED: Final = frozenset({"batch_remove", "batch_upsert_from", "health_check", "upsert_from"})
@@ -39,7 +39,7 @@ _WITH_RIGHT_DUMMIES: Final = "batch_get_session_start"
 _OFFLOAD: Final = ("enable_ssd_offload", "ssd_offload_path")
 _NEWEST: Final = ("tenant_id", "enable_client_http_server", "client_http_port")
 # What the exported setup_real takes, by the end of its mangled argument list.
-_OF_TAIL: Final = {"": (), "bS8_": _OFFLOAD, "bS8_S8_bi": (*_OFFLOAD, *_NEWEST)}
+_OF_TAIL: Final = {"bS8_": _OFFLOAD, "bS8_S8_bi": (*_OFFLOAD, *_NEWEST)}
 
 # Options of StoreConfig that not every wheel knows: the value that asks for nothing, what becomes
 # of any other where it is not known, and the first wheel that knows it.
@@ -86,21 +86,39 @@ def check_wheel(binding: Binding, *, dummy: bool) -> None:
     Raises:
         NotSupportedError: It is; says which one is not.
     """
-    wheel = _name(binding)
-    missing = sorted(_NEEDED - binding.methods)
-    if missing:
-        raise NotSupportedError(
-            f"{wheel} is too old, it has no {', '.join(missing)}: install {OLDEST} or newer"
-        )
+    check_methods(binding.methods, binding.version)
     if dummy and _WITH_RIGHT_DUMMIES not in binding.methods:
         raise NotSupportedError(
-            f"{wheel} is too old for dummy clients, which cut large values short: install 0.3.13 "
-            "or newer, or connect to the master instead, without client_server_address"
+            f"{_name(binding.version)} is too old for dummy clients, which cut large values short: "
+            "install 0.3.13 or newer, or connect to the master instead, without "
+            "client_server_address"
         )
 
 
-def _name(binding: Binding) -> str:
-    return f"engine {binding.version}" if binding.version else "the installed engine"
+def check_methods(
+    methods: frozenset[str], version: str | None = None, *, rank: int | str | None = None
+) -> None:
+    """Refuse a wheel whose stores lack a method that the verbs call.
+
+    Args:
+        methods: What they have.
+        version: The wheel's; that of the installed one if left out.
+        rank: Rank, for the error.
+
+    Raises:
+        NotSupportedError: It is too old; names what is missing.
+    """
+    missing = sorted(_NEEDED - methods)
+    if missing:
+        wheel = _name(version or installed_version())
+        raise NotSupportedError(
+            f"{wheel} is too old, it has no {', '.join(missing)}: install {OLDEST} or newer",
+            rank=rank,
+        )
+
+
+def _name(version: str | None) -> str:
+    return f"engine {version}" if version else "the installed engine"
 
 
 def check_options(
@@ -171,7 +189,7 @@ def check_dummy_options(config: StoreConfig) -> None:
 
 def _check_known(binding: Binding, direct_tail: str | None, config: StoreConfig) -> None:
     if direct_tail is not None:
-        known = frozenset(_OF_TAIL.get(direct_tail, ()))
+        known = frozenset(_OF_TAIL[direct_tail])
     else:
         known = find_setup_parameters(binding.store_class)
         if not known:
@@ -179,7 +197,7 @@ def _check_known(binding: Binding, direct_tail: str | None, config: StoreConfig)
     for name, unasked, otherwise, since in _LATER:
         if getattr(config, name) != unasked and name not in known:
             raise NotSupportedError(
-                f"{name}={getattr(config, name)!r} is not known to {_name(binding)}, and "
+                f"{name}={getattr(config, name)!r} is not known to {_name(binding.version)}, and "
                 f"{otherwise}: install {since} or newer, or leave it out"
             )
 

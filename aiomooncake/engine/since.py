@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from aiomooncake.engine.binding import installed_distributions
+from aiomooncake.engine.binding import installed_version
 from aiomooncake.errors import NotSupportedError
 
 __all__ = ["METHODS_SINCE", "OLDEST", "no_method"]
@@ -47,7 +47,7 @@ def no_method(
     name: str, *, key: str | None = None, rank: int | str | None = None
 ) -> NotSupportedError:
     """Make the error of a method that the installed wheel lacks."""
-    versions = set(installed_distributions().values())
-    wheel = f"engine {versions.pop()}" if len(versions) == 1 else "the installed engine"
+    version = installed_version()
+    wheel = f"engine {version}" if version else "the installed engine"
     newer = f"{METHODS_SINCE[name]} or newer" if name in METHODS_SINCE else "a newer wheel"
     return _NoMethodError(f"{wheel} has no {name}: install {newer}", key=key, rank=rank)

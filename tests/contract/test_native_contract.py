@@ -23,6 +23,7 @@ from aiomooncake.engine.binding import (
     _parameters,
     find_address_methods,
     find_methods,
+    load_binding,
 )
 from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
 from tests.contract import unset_calls
@@ -786,6 +787,10 @@ def test_every_method_has_the_arguments_of_the_protocol(native: NativeStore) -> 
         found = [parameter for parameter in found if parameter not in ("self", "config")]
         if found != ["arg0"]:  # positional only
             assert found == [parameter for parameter in wanted if parameter != "config"], name
+
+
+def test_both_engines_have_the_same_methods() -> None:
+    assert find_methods(InMemoryStore) == load_binding().methods
 
 
 def test_the_methods_that_name_caller_memory(native: NativeStore) -> None:

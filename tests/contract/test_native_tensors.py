@@ -309,12 +309,11 @@ def test_without_a_set_up_all_methods_answer(engine: Engine) -> None:
 
 
 def test_the_in_memory_engine_has_the_methods_of_the_wheel() -> None:
-    """Of parallelism other than by ranks it knows nothing."""
     import mooncake.store
 
     real = {name for name in dir(mooncake.store.MooncakeDistributedStore) if "tensor" in name}
     ours = {name for name in dir(InMemoryStore) if "tensor" in name and not name.startswith("_")}
-    assert ours == {name for name in real if "parallelism" not in name}
+    assert ours == real
     for name in ours:
         line = (getattr(mooncake.store.MooncakeDistributedStore, name).__doc__ or "").split("\n")[0]
         given = list(inspect.signature(getattr(InMemoryStore, name)).parameters)[1:]

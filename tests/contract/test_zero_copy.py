@@ -714,6 +714,24 @@ async def test_large_moves_go_in_pieces_and_tell_of_it(store: Store, key: str) -
         assert bytes_of(target[:17_000_000]) == content(size)[5:17_000_005]
 
 
+async def test_the_end_of_a_large_move_is_told_also_when_it_goes_whole(
+    store: Store, key: str
+) -> None:
+    """As it does where the engine has no sessions: a dummy client's, or an older wheel's."""
+    told: list[tuple[int, int]] = []
+    size = 9 * MB
+    async with store.allocate(size) as buffer:
+        filled(buffer, content(size))
+        for move in (store.put_from, store.get_into):
+            await move(key, buffer, on_progress=lambda *news: told.append(news))
+            assert told.count((size, size)) == 1
+            assert told.pop() == (size, size)
+            told.clear()
+        small = buffer[: 64 * KB]
+        await store.put_from(f"{key}small", small, on_progress=lambda *news: told.append(news))
+        assert told == []
+
+
 async def test_moves_of_many_keys_tell_after_each(
     store: Store, keys: Callable[[int], list[str]], buffer: Buffer
 ) -> None:

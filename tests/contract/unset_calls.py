@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "get_replica_desc": ("a",),
     "get_size": ("a",),
     "health_check": (),
+    "init_all": ("tcp", "", 16 << 20),
     "is_exist": ("a",),
     "mount_segment": ("/nowhere", 1),
     "put": ("a", b"v"),

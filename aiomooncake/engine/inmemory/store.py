@@ -25,11 +25,12 @@ from aiomooncake.engine.inmemory.calls import (
     segments,
 )
 from aiomooncake.engine.inmemory.descriptors import ReplicaDescriptor
+from aiomooncake.engine.inmemory.files import FileCalls
 from aiomooncake.engine.inmemory.memory import LocalBuffer
 from aiomooncake.engine.inmemory.objects import INTERNAL, INVALID_PARAMS, OK, InMemoryEngine
 from aiomooncake.engine.inmemory.sessions import SessionCalls
+from aiomooncake.engine.inmemory.shard_calls import ShardCalls
 from aiomooncake.engine.inmemory.tasks import TaskCalls
-from aiomooncake.engine.inmemory.tensors import TensorCalls
 from aiomooncake.engine.inmemory.zero_copy import ZeroCopyCalls
 from aiomooncake.engine.protocol import Allocated, Mounted
 
@@ -50,7 +51,7 @@ def _no_segment(_answer: int, *_args: Any, **_kwargs: Any) -> Mounted:
     return {"ret": INTERNAL, "segment_ids": []}
 
 
-class InMemoryStore(TensorCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
+class InMemoryStore(ShardCalls, FileCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
     """One client of an :class:`InMemoryEngine`, with the methods of ``NativeStore``.
 
     Thread-safe as the real one is: any number of calls side by side, but ``close`` only when none
@@ -94,6 +95,11 @@ class InMemoryStore(TensorCalls, ZeroCopyCalls, SessionCalls, TaskCalls):
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Join the engine without a segment; there is no other process here."""
         return self._join("setup_dummy", "127.0.0.1", 0, local_buffer_size)
+
+    @native(code, asks_master=False)
+    def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
+        """Answer -600: it is set up already, or the metadata server of its choice is not there."""
+        return INVALID_PARAMS
 
     def _join(self, method: str, local_hostname: str, segment_size: int, local_size: int) -> int:
         if self._life not in (Life.NEW, Life.FAILED):

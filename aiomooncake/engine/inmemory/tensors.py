@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from aiomooncake._safetensors import read_elements, read_entries, write_file
 from aiomooncake._tensor_format import Header
-from aiomooncake._tensor_memory import (
-    Elements,
-    Source,
-    decode,
-    memory_at,
-    source_of,
-    split,
-    torch_of,
-)
+from aiomooncake._tensor_memory import Source, decode, memory_at, source_of, split, torch_of
 from aiomooncake.engine.inmemory.arguments import DEFAULTS, as_key, as_keys, read_config
 from aiomooncake.engine.inmemory.calls import code, code_per_key, native
 from aiomooncake.engine.inmemory.memory import read_memory, write_memory
@@ -24,25 +14,25 @@ from aiomooncake.engine.inmemory.objects import INVALID_PARAMS, NO_AVAILABLE_HAN
 from aiomooncake.engine.inmemory.values import ValueCalls
 from aiomooncake.errors import MooncakeError
 
-__all__ = ["TensorCalls"]
+__all__ = ["TensorCalls", "as_source", "decoded", "is_tensor", "none", "none_per_key", "packed"]
 
 Keys = Sequence[str]
 Tensors = Sequence[Any]
 Make = Callable[[Source], list[tuple[str, bytes]] | None]
 """Makes the values of a tensor: what is behind its key in their names, and their bytes."""
 
-_FILE_NOT_FOUND: Final = -1100
+
+def none(_answer: int, *_args: Any, **_kwargs: Any) -> None:
+    """Fail with None."""
+    return
 
 
-def _none(_answer: int, *_args: Any, **_kwargs: Any) -> None:
-    return None
-
-
-def _none_per_key(_answer: int, keys: Keys, *_args: Any, **_kwargs: Any) -> list[None]:
+def none_per_key(_answer: int, keys: Keys, *_args: Any, **_kwargs: Any) -> list[None]:
+    """Fail with None for every key."""
     return [None] * len(keys)
 
 
-def _source(tensor: Any) -> Source | None:
+def as_source(tensor: Any) -> Source | None:
     """Look at a tensor; None for what the binding refuses, which goes by the name of the class."""
     if "Tensor" not in type(tensor).__name__:
         return None
@@ -53,12 +43,13 @@ def _source(tensor: Any) -> Source | None:
         return None
 
 
-def _value(header: Header, source: Source) -> bytes:
+def packed(header: Header, source: Source) -> bytes:
+    """Make the value of a tensor."""
     return header.pack() + source.to_bytes()
 
 
 def _whole(source: Source) -> list[tuple[str, bytes]]:
-    return [("", _value(source.header(), source))]
+    return [("", packed(source.header(), source))]
 
 
 def _for_ranks(size: int, dim: int) -> Make:
@@ -73,7 +64,7 @@ def _for_ranks(size: int, dim: int) -> Make:
             parts = split(source, size, dim)
         except ValueError:
             return None
-        return [(f"_tp_{axis.rank}", _value(header, part)) for axis, header, part in parts]
+        return [(f"_tp_{axis.rank}", packed(header, part)) for axis, header, part in parts]
 
     return make
 
@@ -82,7 +73,7 @@ def _shard(key: str, rank: int, size: int) -> str:
     return f"{as_key(key)}_tp_{rank}" if size > 1 else as_key(key)
 
 
-def _decoded(data: Any, nbytes: int) -> Any:
+def decoded(data: Any, nbytes: int) -> Any:
     """Make a tensor of a value, or None. One without dimensions gets one of length 1."""
     try:
         header = Header.parse(data, "", nbytes=nbytes)
@@ -92,12 +83,13 @@ def _decoded(data: Any, nbytes: int) -> Any:
     return tensor if header.shape else tensor.reshape(1)
 
 
-def _is_tensor(ptr: int, size: int) -> bool:
-    return bool(ptr) and _decoded(memory_at(ptr, size, None) if size else b"", size) is not None
+def is_tensor(ptr: int, size: int) -> bool:
+    """Tell whether memory holds a tensor with its header, and nothing more."""
+    return bool(ptr) and decoded(memory_at(ptr, size, None) if size else b"", size) is not None
 
 
 class TensorCalls(ValueCalls):
-    """Values that are tensors. Those with parallelism other than by ranks are not here."""
+    """Values that are tensors, whole or split for ranks."""
 
     _mounted: dict[str, set[str]]  # of the store
 
@@ -212,7 +204,7 @@ class TensorCalls(ValueCalls):
         taken = 0
         lends = any(self._mounted.values())
         for place, (key, tensor) in enumerate(zip(names, tensors, strict=True)):
-            source = _source(tensor)
+            source = as_source(tensor)
             values = None if source is None else make(source)
             if values is None:
                 codes.append(INVALID_PARAMS)
@@ -232,24 +224,24 @@ class TensorCalls(ValueCalls):
 
     # ------------------------------------------------------------------ reading
 
-    @native(_none, unset=_none)
+    @native(none, unset=none)
     def get_tensor(self, key: str) -> Any:
         """Read a tensor; None for a miss, for any failure, and for what is no tensor."""
         return self._read_tensors([as_key(key)])[0]
 
-    @native(_none, unset=_none)
+    @native(none, unset=none)
     def get_tensor_with_tp(
         self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Any:
         """Read the shard of a rank, whatever the size and the dimension."""
         return self._read_tensors([_shard(key, tp_rank, tp_size)])[0]
 
-    @native(_none_per_key, unset=_none_per_key)
+    @native(none_per_key, unset=none_per_key)
     def batch_get_tensor(self, keys: Keys) -> list[Any]:
         """Read many tensors."""
         return self._read_tensors(as_keys(keys))
 
-    @native(_none_per_key, unset=_none_per_key)
+    @native(none_per_key, unset=none_per_key)
     def batch_get_tensor_with_tp(
         self, base_keys: Keys, tp_rank: int = 0, tp_size: int = 1
     ) -> list[Any]:
@@ -260,16 +252,16 @@ class TensorCalls(ValueCalls):
         found = self._read_batch(keys)
         for data in found:
             self._local.give(len(data or b""))
-        return [None if data is None else _decoded(bytearray(data), len(data)) for data in found]
+        return [None if data is None else decoded(bytearray(data), len(data)) for data in found]
 
     # ------------------------------------------------------------------ caller memory
 
-    @native(_none, unset=_none)
+    @native(none, unset=none)
     def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Any:
         """Read a tensor into memory, which it then is."""
         return self._read_tensor_into(as_key(key), buffer_ptr, size) if buffer_ptr else None
 
-    @native(_none, unset=_none)
+    @native(none, unset=none)
     def get_tensor_with_tp_into(
         self,
         key: str,
@@ -283,14 +275,14 @@ class TensorCalls(ValueCalls):
         name = _shard(key, tp_rank, tp_size)
         return self._read_tensor_into(name, buffer_ptr, size) if buffer_ptr else None
 
-    @native(_none_per_key, unset=code_per_key)
+    @native(none_per_key, unset=code_per_key)
     def batch_get_tensor_into(
         self, keys: Keys, buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Any]:
         """Read many tensors into memory; -600 for each when an argument is bad."""
         return self._read_tensors_into(as_keys(keys), buffer_ptrs, sizes)
 
-    @native(_none_per_key, unset=_none_per_key)
+    @native(none_per_key, unset=none_per_key)
     def batch_get_tensor_with_tp_into(
         self,
         base_keys: Keys,
@@ -316,7 +308,7 @@ class TensorCalls(ValueCalls):
         if isinstance(stored, int) or size < stored.size:
             return None
         write_memory(ptr, bytes(stored.data))
-        return _decoded(memory_at(ptr, stored.size, None), stored.size)
+        return decoded(memory_at(ptr, stored.size, None), stored.size)
 
     @native(code, unset=code)
     def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
@@ -355,7 +347,7 @@ class TensorCalls(ValueCalls):
     def _write_tensors_from(
         self, keys: list[str], ptrs: Sequence[int], sizes: Sequence[int], write: Any
     ) -> list[int]:
-        if not len(keys) == len(ptrs) == len(sizes) or not all(map(_is_tensor, ptrs, sizes)):
+        if not len(keys) == len(ptrs) == len(sizes) or not all(map(is_tensor, ptrs, sizes)):
             return [INVALID_PARAMS] * len(keys)
         placement = read_config(DEFAULTS, len(keys), same_node=False)
         return [
@@ -395,39 +387,7 @@ class TensorCalls(ValueCalls):
         return [self._write_ranks_from(*place, make) for place in places]
 
     def _write_ranks_from(self, key: str, ptr: int, size: int, make: Make) -> int:
-        tensor = _decoded(memory_at(ptr, size, None), size) if ptr and size else None
+        tensor = decoded(memory_at(ptr, size, None), size) if ptr and size else None
         if tensor is None:
             return INVALID_PARAMS
         return self._write_tensor(key, tensor, DEFAULTS, self._engine.put, make)
-
-    # ------------------------------------------------------------------ files
-
-    @native(code, unset=code)
-    def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
-        """Write a tensor into a file, which is named by the key if nothing else is said."""
-        tensor = self._read_tensors([as_key(key)])[0]
-        source = None if tensor is None else _source(tensor)
-        if source is None:
-            return _FILE_NOT_FOUND
-        elements = memoryview(source.to_bytes())
-        try:
-            write_file(Path(file_name or key), {key: (source.header(), elements)})
-        except OSError:
-            return INVALID_PARAMS
-        return OK
-
-    @native(_none, unset=_none)
-    def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
-        """Store the tensor of this name in a file, or else the first one; the tensor, or None."""
-        path = Path(file_name)
-        try:
-            entries = read_entries(path)
-            entry = next((each for each in entries if each.name == key), *entries[:1])
-            (elements,) = read_elements(path, [entry])
-        except (MooncakeError, OSError, TypeError):
-            return None
-        value = _value(entry.header, Elements(entry.header, elements))
-        placement = read_config(DEFAULTS, 1, same_node=False)
-        if self._engine.put(self, key or file_name, value, placement) != OK:  # type: ignore[arg-type]
-            return None
-        return _decoded(bytearray(value), len(value))

@@ -1,0 +1,193 @@
+"""The calls that read tensors split along several axes of parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from aiomooncake._tensor_format import Axis, Header, manifest_key, ordered, parse_manifest
+from aiomooncake._tensor_memory import Source, memory_at, split, torch_of
+from aiomooncake.engine.inmemory.arguments import as_key, as_keys
+from aiomooncake.engine.inmemory.calls import native
+from aiomooncake.engine.inmemory.memory import write_memory
+from aiomooncake.engine.inmemory.shards import (
+    WRITERS_MANIFEST,
+    Request,
+    has,
+    name_of,
+    read_axes,
+    writer_key,
+)
+from aiomooncake.engine.inmemory.tensors import (
+    TensorCalls,
+    as_source,
+    decoded,
+    none,
+    none_per_key,
+    packed,
+)
+from aiomooncake.errors import MooncakeError
+
+__all__ = ["ShardReads"]
+
+Keys = Sequence[str]
+
+_MODES: Final = ("AS_STORED", "SHARD", "FULL")
+
+
+class ShardReads(TensorCalls):
+    """Shards as they were stored, and tensors that are put together of them."""
+
+    _registered: dict[int, int]  # of the calls that name memory
+
+    @native(none, unset=none)
+    def get_tensor_with_parallelism(self, key: str, target: Any = None) -> Any:
+        """Read a shard, or put shards together; None for a miss and for any failure."""
+        value = self._find(as_key(key), target, loosely=True)
+        return None if value is None else decoded(bytearray(value), len(value))
+
+    @native(none_per_key, unset=none_per_key)
+    def batch_get_tensor_with_parallelism(self, keys: Keys, targets: Any = None) -> list[Any]:
+        """Read many."""
+        names = as_keys(keys)
+        if targets is None:
+            return self._read_tensors(names)
+        if not isinstance(targets, list) or len(targets) != len(names):
+            return [None] * len(names)
+        found = [self._find(*each, loosely=True) for each in zip(names, targets, strict=True)]
+        return [None if data is None else decoded(bytearray(data), len(data)) for data in found]
+
+    @native(none, unset=none)
+    def get_tensor_with_parallelism_into(
+        self, key: str, buffer_ptr: int, size: int, target: Any = None
+    ) -> Any:
+        """Read into registered memory, which the tensor then is."""
+        return self._find_into(as_key(key), buffer_ptr, size, target)
+
+    @native(none_per_key, unset=none_per_key)
+    def batch_get_tensor_with_parallelism_into(
+        self, keys: Keys, buffer_ptrs: Sequence[int], sizes: Sequence[int], targets: Any = None
+    ) -> list[Any]:
+        """Read many into registered memory."""
+        names = as_keys(keys)
+        given = [None] * len(names) if targets is None else targets
+        lists = (names, buffer_ptrs, sizes, given)
+        if not isinstance(given, list) or len(set(map(len, lists))) > 1:
+            return [None] * len(names)
+        return [self._find_into(*each) for each in zip(*lists, strict=True)]
+
+    def _find_into(self, key: str, ptr: int, size: int, target: Any) -> Any:
+        known = any(
+            start <= ptr and ptr + size <= start + length
+            for start, length in list(self._registered.items())
+        )
+        value = self._find(key, target) if known else None
+        if value is None or len(value) > size:
+            return None
+        write_memory(ptr, value)
+        return decoded(memory_at(ptr, len(value), None), len(value))
+
+    def _find(self, key: str, target: Any, *, loosely: bool = False) -> bytes | None:
+        """Find the value that a ``ReadTarget`` means, or make it.
+
+        Args:
+            key: The key.
+            target: The target, or what looks like one.
+            loosely: Of a rank's shard that is not as asked for, take what has its name.
+        """
+        if target is None:
+            return self._buffered(key)
+        if not has(target, "mode", "parallelism") or target.mode.upper() not in _MODES:
+            return None
+        mode = target.mode.upper()
+        if target.parallelism is None:
+            if mode == "SHARD":
+                return None
+            whole = self._of_writers(key) if mode == "FULL" else None
+            return self._buffered(key) if whole is None else packed(whole.header(), whole)
+        axes = read_axes(target.parallelism)
+        if axes is None or mode == "AS_STORED":
+            return None
+        value = self._shard(key, axes) if mode == "SHARD" else None
+        if value is None:
+            whole, axis = self._whole(key, axes), Request(axes).tp_axis
+            if mode == "FULL" and whole is not None:
+                value = packed(whole.header(), whole)
+            elif axis is not None and whole is not None:
+                part = split(whole, axis.size, axis.split_dim or 0)[axis.rank][2]
+                value = packed(Header(part.dtype, part.shape, whole.shape, axes), part)
+            elif axis is not None and loosely and mode == "SHARD" and len(axes) == 1:
+                value = self._buffered(name_of(key, axes) if axis.size > 1 else key)
+        return value
+
+    def _buffered(self, key: str) -> bytes | None:
+        """Read a value through the local buffer."""
+        stored = self._engine.query(key)
+        if isinstance(stored, int) or not self._local.fits(stored.size):
+            return None
+        return bytes(stored.data)
+
+    def _shard(self, key: str, axes: tuple[Axis, ...]) -> bytes | None:
+        """Read a shard, or a writer's part, that is what was asked for."""
+        names = [name_of(key, axes)]
+        if len(axes) == 1 and axes[0].kind == "tp":
+            names.append(writer_key(key, axes[0]))
+        for value in map(self._buffered, names):
+            header = _header_of(value)
+            if header is not None and ordered(header.axes) == ordered(axes):
+                return value
+        return None
+
+    def _whole(self, key: str, axes: tuple[Axis, ...]) -> Source | None:
+        """Put all shards together along the axis of the ranks."""
+        axis = Request(axes).tp_axis
+        if axis is None:
+            return None
+        size = axis.size
+        said = parse_manifest(self._buffered(manifest_key(key)) or b"")
+        if said is not None and said.split_dim == axis.split_dim:
+            size = said.size
+        elif len(axes) == 1:  # as put_tensor_with_tp has left them
+            first = _header_of(self._buffered(f"{key}_tp_0" if size > 1 else key))
+            if first is None or first.tp_axis is None:
+                return None
+            size = first.tp_axis.size
+        wanted = [
+            tuple(replace(each, rank=rank, size=size) if each is axis else each for each in axes)
+            for rank in range(size)
+        ]
+        whole = self._joined([(name_of(key, each), each) for each in wanted])
+        equal = whole is not None and whole.shape[axis.split_dim or 0] % axis.size == 0
+        return whole if equal else None
+
+    def _of_writers(self, key: str) -> Source | None:
+        """Put the parts of all writers together."""
+        axis = parse_manifest(self._buffered(key + WRITERS_MANIFEST) or b"")
+        if axis is None:
+            return None
+        parts = [replace(axis, rank=rank) for rank in range(axis.size)]
+        return self._joined([(writer_key(key, part), (part,)) for part in parts])
+
+    def _joined(self, shards: list[tuple[str, tuple[Axis, ...]]]) -> Source | None:
+        """Join shards, which must be there, be what they are named, and fit together."""
+        headers, parts = [], []
+        for name, axes in shards:
+            stored = self._engine.query(name)
+            value = None if isinstance(stored, int) else bytearray(stored.data)
+            header = _header_of(value)
+            if value is None or header is None or ordered(header.axes) != ordered(axes):
+                return None
+            headers.append(header)
+            parts.append(decoded(value, len(value)))
+        first = headers[0]
+        if first.tp_axis is None or len({(each.shape, each.whole) for each in headers}) > 1:
+            return None
+        return as_source(torch_of().cat(parts, first.tp_axis.split_dim))
+
+
+def _header_of(value: bytes | bytearray | None) -> Header | None:
+    try:
+        return None if value is None else Header.parse(value, "")
+    except MooncakeError:
+        return None
