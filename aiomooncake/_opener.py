@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import anyio
 import anyio.to_thread
 
-from aiomooncake._addresses import P2PHANDSHAKE
+from aiomooncake._addresses import P2PHANDSHAKE, hosts_of
 from aiomooncake._hosts import check_hostname, check_rdma, route_address
 from aiomooncake._values import mask_secrets
 from aiomooncake.cluster import LocalCluster
@@ -224,6 +224,9 @@ class Opener:
         if "://" not in config.master_server_address:
             master = split_address(config.master_server_address, field="master_server_address")
             await self._wait_for_master(*master, config.master_metrics_port)
+        if config.metadata_server.startswith("http"):  # the engine waits for etcd by itself
+            (server,) = hosts_of(config.metadata_server)
+            await self._wait_for("the metadata server", *server, probe=probe_tcp)
         hostname = await self._hostname(config, master)
         binding = await self._load_engine(config)
         lifecycle = RealLifecycle(binding, config, hostname, self.transfer_engine)

@@ -208,15 +208,12 @@ def answering(status: int, body: bytes) -> Iterator[str]:
             thread.join()
 
 
-@pytest.mark.parametrize("status", [None, 404, 500])
+@pytest.mark.parametrize("status", [404, 500])
 async def test_a_server_that_takes_no_entry_is_told_within_seconds(
-    master: LocalCluster, status: int | None
+    master: LocalCluster, status: int
 ) -> None:
     async with LoopStallProbe() as probe:
-        with contextlib.ExitStack() as stack:
-            url = f"http://127.0.0.1:{free_port()}/metadata"  # where nobody listens
-            if status is not None:
-                url = stack.enter_context(answering(status, b"no"))
+        with answering(status, b"no") as url:
             began = time.monotonic()
             with pytest.raises(SetupError, match=f"metadata_server='{url}'") as refused:
                 await connect(master.address, metadata_server=url, timeout=20, **SMALL)
@@ -224,6 +221,33 @@ async def test_a_server_that_takes_no_entry_is_told_within_seconds(
             assert refused.value.code == -1
             assert time.monotonic() - began < 10  # four tries, 0.2 s each
     assert probe.longest < STALL, probe.stalls()
+
+
+async def test_a_server_that_is_not_there_is_named_in_the_end(master: LocalCluster) -> None:
+    port = free_port()
+    url = f"http://user:sekret@127.0.0.1:{port}/metadata"
+    waiting = f"waiting for the metadata server 127.0.0.1:{port}: Connection refused"
+    with pytest.raises(SetupTimeoutError, match=waiting) as late:
+        await connect(master.address, metadata_server=url, timeout=0.3, **SMALL)
+    assert "sekret" not in str(late.value)
+
+
+async def test_a_server_that_starts_later_is_waited_for(
+    master: LocalCluster,
+    server: MetadataServer,
+    open_store: OpenStore,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.kill()
+    options = {"metadata_server": server.url, "timeout": 30, **SMALL}
+    connecting = asyncio.ensure_future(open_store(master.address, **options))
+    await eventually(lambda: "waiting for the metadata server" in caplog.text)
+    await server.start()
+    store = await connecting
+    await store.put("key", VALUE, config=on(store))
+    assert await store.get("key") == VALUE
+    await store.aclose()
 
 
 async def test_a_server_that_answers_nonsense_serves_the_store_itself_only(
