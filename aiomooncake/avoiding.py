@@ -60,7 +60,7 @@ def suspect_owners(client: EngineClient, keys: Sequence[str]) -> None:
             over=over,
             keys=len(keys),
         )
-    except MooncakeError:  # the store closes, or its master is away
+    except (MooncakeError, RuntimeError):  # the store closes, its master is away, or no thread
         over()
 
 

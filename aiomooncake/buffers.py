@@ -94,6 +94,11 @@ class Buffer:
             raise TypeError("memory that was registered by its address has no Python buffer")
         return self.view
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._closed
+
     async def aclose(self) -> None:
         """Unregister the memory when no call uses it any more; idempotent.
 

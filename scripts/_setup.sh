@@ -148,10 +148,14 @@ fetch_etcd() {
     local folder
     if command -v etcd >/dev/null || [ -x "$ROOT/.etcd/etcd" ]; then return; fi
     say "Fetching etcd into .etcd (from Debian's package etcd-server)"
-    folder=$(mktemp -d)
+    folder=$(mktemp -d) || return 0
     download() { (cd -- "$folder" && apt-get download etcd-server) >/dev/null 2>&1; }
-    unpack() { dpkg-deb --fsys-tarfile "$folder"/*.deb | tar -xC "$ROOT/.etcd" --strip-components=3 ./usr/bin/etcd; }
-    mkdir -p -- "$ROOT/.etcd"
+    unpack() {
+        dpkg-deb --fsys-tarfile "$folder"/*.deb | tar -xC "$folder" --strip-components=3 ./usr/bin/etcd &&
+            mkdir -p -- "$ROOT/.etcd" &&
+            mv -- "$folder/etcd" "$ROOT/.etcd/new" && # whole, before it has its name
+            mv -- "$ROOT/.etcd/new" "$ROOT/.etcd/etcd"
+    }
     # As above: package lists only when the first try shows that there are none.
     if ! { download || { apt update >/dev/null 2>&1 </dev/null && download; }; } || ! unpack; then
         say "etcd could not be fetched: put it on the PATH, or its tests fail in CI and are skipped elsewhere."

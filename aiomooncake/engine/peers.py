@@ -86,17 +86,22 @@ class PeerWatch:
     @property
     def wants_news(self) -> bool:
         """Whether a suspicion would be looked into."""
-        return not (
-            self._watching or self._stopped.is_set() or time.monotonic() < self._quiet_until
-        )
+        quiet = not self._watching and time.monotonic() < self._quiet_until
+        return not (quiet or self._stopped.is_set())
 
     def _begin(self) -> None:
         with self._lock:
-            if not self.wants_news or not (self._suspects or self._all):
+            if self._watching or not self.wants_news or not (self._suspects or self._all):
                 return
             self._watching = True
         label = rank_label(self._client.rank) or "store"
-        threading.Thread(target=self._watch, name=f"aiomooncake-{label}-peers", daemon=True).start()
+        thread = threading.Thread(
+            target=self._watch, name=f"aiomooncake-{label}-peers", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads: the next suspicion tries again
+            self._watching = False
 
     def _watch(self) -> None:
         try:

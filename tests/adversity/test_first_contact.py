@@ -15,6 +15,8 @@ from tests.adversity.processes import run_scene
     [
         scenes.frozen_read,
         scenes.frozen_read_without_metrics,
+        scenes.frozen_tensor_without_metrics,
+        scenes.two_frozen_peers,
         scenes.frozen_write,
         scenes.killed,
     ],

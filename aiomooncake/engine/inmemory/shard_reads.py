@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -153,11 +153,11 @@ class ShardReads(TensorCalls):
             if first is None or first.tp_axis is None:
                 return None
             size = first.tp_axis.size
-        wanted = [
+        wanted = (
             tuple(replace(each, rank=rank, size=size) if each is axis else each for each in axes)
             for rank in range(size)
-        ]
-        whole = self._joined([(name_of(key, each), each) for each in wanted])
+        )
+        whole = self._joined((name_of(key, each), each) for each in wanted)
         equal = whole is not None and whole.shape[axis.split_dim or 0] % axis.size == 0
         return whole if equal else None
 
@@ -166,11 +166,14 @@ class ShardReads(TensorCalls):
         axis = parse_manifest(self._buffered(key + WRITERS_MANIFEST) or b"")
         if axis is None:
             return None
-        parts = [replace(axis, rank=rank) for rank in range(axis.size)]
-        return self._joined([(writer_key(key, part), (part,)) for part in parts])
+        parts = (replace(axis, rank=rank) for rank in range(axis.size))
+        return self._joined((writer_key(key, part), (part,)) for part in parts)
 
-    def _joined(self, shards: list[tuple[str, tuple[Axis, ...]]]) -> Source | None:
-        """Join shards, which must be there, be what they are named, and fit together."""
+    def _joined(self, shards: Iterable[tuple[str, tuple[Axis, ...]]]) -> Source | None:
+        """Join shards, which must be there, be what they are named, and fit together.
+
+        How many there are is what a stored value says, which may lie: so one after the other.
+        """
         headers, parts = [], []
         for name, axes in shards:
             stored = self._engine.query(name)

@@ -77,9 +77,9 @@ def decoded(data: Any, nbytes: int) -> Any:
     """Make a tensor of a value, or None. One without dimensions gets one of length 1."""
     try:
         header = Header.parse(data, "", nbytes=nbytes)
+        tensor = decode(header, data, "torch", key="")
     except MooncakeError:
         return None
-    tensor = decode(header, data, "torch", key="")
     return tensor if header.shape else tensor.reshape(1)
 
 
