@@ -38,6 +38,7 @@ _FORMS: Final = {
     "redis": "redis://host:6379",
 }
 _LEASE: Final = re.compile(r"(?:[a-z0-9.-]+/)?[a-z0-9.-]+", re.ASCII)
+_PORT_OF_A_HOST: Final = re.compile(r"[0-9]+(?:[,;]|$)", re.ASCII)
 _ENDPOINT_SCHEME: Final = re.compile(r"https?://")
 
 
@@ -78,13 +79,20 @@ def parse_metadata(value: object, field: str) -> str:
         return server.upper()
     scheme, mark, rest = server.partition("://")
     if not mark:
+        scheme, _, rest = server.partition(":")
+        if scheme.lower() in METADATA_SCHEMES and not _PORT_OF_A_HOST.match(rest):
+            form = _FORMS[scheme.lower()]
+            raise bad_value(field, value, f'the // is missing: give it as in "{form}"')
         if ":" not in server and nearest(server.upper(), [P2PHANDSHAKE]):
             raise bad_value(field, value, f'did you mean "{P2PHANDSHAKE}"?')
         _check_hosts("etcd", server, field, value)
         return server
     # It compares these case by case too, and any other scheme ends the process.
     scheme = scheme.lower()
-    if scheme not in METADATA_SCHEMES or not rest:
+    if scheme in METADATA_SCHEMES and not rest:
+        want = f'nothing follows the ://; give it as in "{_FORMS[scheme]}"'
+        raise bad_value(field, value, want)
+    if scheme not in METADATA_SCHEMES:
         want = f'give "{P2PHANDSHAKE}", or a URL that starts with {", ".join(METADATA_SCHEMES)}'
         raise bad_value(field, value, want)
     _check_hosts(scheme, rest, field, value)
@@ -122,10 +130,22 @@ def _places(scheme: str, rest: str) -> list[str]:
 
 
 def _check_hosts(scheme: str, rest: str, field: str, value: object) -> None:
+    places = _places(scheme, rest)
+    # What is said of one place alone could show a password, which would not be recognised there.
+    wrong = [place for place in places if not _is_host(place)]
+    want = f'give host and port, as in "{_FORMS[scheme]}" (an IPv6 address in brackets)'
+    if any(_is_host(place.rpartition(":")[0]) for place in wrong):
+        want = f'a port is a number between 1 and 65535, as in "{_FORMS[scheme]}"'
+    elif not wrong and places:
+        ports = [split_host(place, field=field)[1] for place in places]
+        if None not in ports or scheme in _PORTS:
+            return
+    raise bad_value(field, value, want)
+
+
+def _is_host(place: str) -> bool:
     try:
-        ports = [split_host(place, field=field)[1] for place in _places(scheme, rest)]
+        split_host(place, field="address")
     except ConfigError:
-        ports = []  # its own text has a part alone, in which a password would not be recognised
-    if not ports or (None in ports and scheme not in _PORTS):
-        want = f'give host and port, as in "{_FORMS[scheme]}" (an IPv6 address in brackets)'
-        raise bad_value(field, value, want)
+        return False
+    return True

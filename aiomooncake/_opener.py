@@ -35,7 +35,7 @@ from aiomooncake.engine.lifecycle import (
     RealLifecycle,
     prepare_environment,
 )
-from aiomooncake.engine.options import check_dummy_options
+from aiomooncake.engine.options import check_dummy_options, check_installed
 from aiomooncake.engine.peers import PeerWatch
 from aiomooncake.engine.process import check_can_open, load_engine
 from aiomooncake.engine.reopening import Reopening
@@ -82,6 +82,8 @@ _INVALID: Final = -600
 _UNABLE_OFFLOAD: Final = -1300
 _RPC_FAILED: Final = -900
 _MARGIN: Final = 0.05
+_LEAST_SEGMENT: Final = 16 << 20
+_BARE_ETCD: Final = "(A bare host:port is an etcd; an HTTP server is http://host:8080/metadata.) "
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class Opener:
     on_health: Callable[[Health], object] | None = None
     private_master: LocalCluster | None = None  # that ends with the store
     place: str = ""
+    bare_etcd: bool = False  # the metadata server is a bare host:port
     doing: str = "starting"
     trouble: str = ""
     seen: Connecting = field(init=False)
@@ -148,6 +151,7 @@ class Opener:
             load_binding()
         if parsed.kind == "master":
             config = parsed.to_config(**overrides)
+            await self._check_installed(dummy=config.client_server_address is not None)
             if config.client_server_address is not None:
                 return await self._open_dummy(config, config.client_server_address)
             return await self._open_real(config)
@@ -160,6 +164,7 @@ class Opener:
                 "process that has a master already: give one of them",
                 rank=self.rank,
             )
+        await self._check_installed(dummy=False)
         cluster = LocalCluster()
         await cluster.start()
         try:
@@ -178,6 +183,12 @@ class Opener:
         # Not before: a set-up that fails must leave the master to the next try.
         self.private_master = cluster
         return store
+
+    async def _check_installed(self, *, dummy: bool) -> None:
+        """Refuse a wheel that is too old; nobody waits for a master only to hear that."""
+        self.doing = "looking at the engine's version"
+        look = partial(check_installed, dummy=dummy)
+        await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
 
     # ------------------------------------------------------------------ kinds of clients
 
@@ -218,6 +229,9 @@ class Opener:
         )
 
     async def _open_real(self, config: StoreConfig) -> Store:
+        self.bare_etcd = config.metadata_server != P2PHANDSHAKE and (
+            "://" not in config.metadata_server
+        )
         if config.protocol == "rdma":
             await anyio.to_thread.run_sync(check_rdma, self.rank)
         master: tuple[str, int] | None = None
@@ -460,6 +474,7 @@ class Opener:
             )
             if "metadata_server=" in self.doing:
                 advice += "Does the metadata server run, and does it answer? "
+                advice += _BARE_ETCD if self.bare_etcd else ""
             advice += "`aiomooncake doctor` tells; or allow more time with timeout="
         else:
             advice = (
@@ -498,8 +513,16 @@ class Opener:
                 f"Does metadata_server={mask_secrets(config.metadata_server)!r} run, is its path "
                 "right, and has no other client this local_hostname there? "
             )
+            asked += "" if "://" in config.metadata_server else _BARE_ETCD
+        size, small = config.global_segment_size, ""
+        if code == _INVALID and 0 < size < _LEAST_SEGMENT:
+            small = (
+                f"global_segment_size={size} bytes is below 16 MiB, and this engine refuses such a "
+                "segment: give 0 (to mount none), or 16 MiB and more. "
+            )
         raise SetupError(
-            f"the engine refuses the set-up: {code} {code_name(code)}, {asked}"
+            f"{small}{'T' if small else 't'}he engine refuses the set-up: {code} "
+            f"{code_name(code)}, {asked}"
             + (
                 "Client and master of different versions don't talk: install the same "
                 "wheel on both sides. "

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiomooncake._child import ticks
+from aiomooncake.engine.binding import installed_distributions
+from aiomooncake.engine.missing import explain_import_error
 from aiomooncake.errors import ClusterError, EngineNotInstalledError
 
 if TYPE_CHECKING:
@@ -112,6 +114,10 @@ def _failure(
     output = process.text()
     lines = [line[:_TAIL_WIDTH] for line in output.splitlines()[-_TAIL_LINES:]]
     if "error while loading shared libraries" in output:
+        if "cannot open shared object file" in output:
+            wheels = installed_distributions()
+            why = explain_import_error(ImportError(output), wheels, sys.platform)
+            return EngineNotInstalledError(f"{process.name} {what}: {why}")
         return EngineNotInstalledError(
             f"{process.name} {what}, because a system library is missing: {lines[-1]}. On Debian "
             "and Ubuntu: apt-get install libibverbs1 libnuma1 libcurl4"

@@ -25,6 +25,8 @@ DataType = Literal[
     "general",
 ]
 
+# Upstream's field in wheels up to 0.3.12.post1; the nearest name of ours is another thing.
+_FORMER: Final = {"with_soft_pin": "soft_pin_action"}
 _MAX_COUNT: Final = 2**31 - 1
 
 
@@ -118,7 +120,7 @@ class ReplicateConfig:
         """Return a copy with some fields changed."""
         for name in changes:
             if name not in self.__dataclass_fields__:
-                hint = nearest(name, self.__dataclass_fields__)
+                hint = _FORMER.get(name) or nearest(name, self.__dataclass_fields__)
                 raise ConfigError(
                     f"ReplicateConfig has no field {name!r}"
                     f"{f'; did you mean {hint!r}?' if hint else '.'}"

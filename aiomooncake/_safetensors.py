@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aiomooncake._tensor_format import DTYPES, Header
+from aiomooncake._tensor_format import DTYPES, MAX_DIMS, Header
 from aiomooncake.errors import SerializationError
 
 __all__ = ["Entry", "read_elements", "read_entries", "write_file"]
@@ -35,7 +36,11 @@ class Entry:
 
 
 def write_file(path: Path, tensors: Mapping[str, tuple[Header, memoryview]]) -> None:
-    """Write a file: all of it, or nothing of it."""
+    """Write a file: all of it, or nothing of it.
+
+    Raises:
+        OSError: It can't be written.
+    """
     table: dict[str, Any] = {}
     end = 0
     for name, (header, elements) in tensors.items():
@@ -47,15 +52,18 @@ def write_file(path: Path, tensors: Mapping[str, tuple[Header, memoryview]]) -> 
         }
     head = json.dumps(table, separators=(",", ":")).encode()
     head = head.ljust(-(-len(head) // _ALIGNED) * _ALIGNED)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
     try:
-        with unfinished.open("wb") as file:
-            file.write(_LENGTH.pack(len(head)) + head)
-            for _, elements in tensors.values():
-                file.write(elements)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(_LENGTH.pack(len(head)) + head)
+                for _, elements in tensors.values():
+                    file.write(elements)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as exc:  # it names the file that was not asked for, or none
+        raise OSError(exc.errno, exc.strerror, str(path)) from None
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -75,7 +83,7 @@ def read_entries(path: Path) -> list[Entry]:
     try:
         table = json.loads(text)
         entries = list(_entries(table, _LENGTH.size + length))
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
         raise SerializationError(f"{path} is no file of safetensors: {exc}") from None
     if any(entry.start + entry.header.nbytes > size for entry in entries):
         raise SerializationError(f"{path} is cut short: {size} bytes are not all of it")
@@ -94,6 +102,8 @@ def _entries(table: Mapping[str, Any], base: int) -> Iterator[Entry]:
         shape = tuple(map(int, entry["shape"]))
         header = Header(dtype, shape, shape)
         start, end = entry["data_offsets"]
+        if len(shape) > MAX_DIMS or max(shape, default=0) >= 1 << 63 or type(start) is not int:
+            raise ValueError(f"{name!r} has a shape or a place that can't be")
         if min((start, *shape)) < 0 or end - start != header.nbytes:
             raise ValueError(f"{name!r} has a shape of {header.nbytes} bytes, and {end - start}")
         yield Entry(name, header, base + start)

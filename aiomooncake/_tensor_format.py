@@ -20,12 +20,14 @@ __all__ = [
     "DTYPES",
     "HEADER_SIZE",
     "MAX_DIMS",
+    "MAX_RANKS",
     "NAMED",
     "Axis",
     "Dtype",
     "Header",
     "axes_of",
     "check_index",
+    "check_ranks",
     "check_shard",
     "manifest",
     "manifest_key",
@@ -42,6 +44,7 @@ _MAGIC: Final = 0x4D4F4F4E
 _MANIFEST_MAGIC: Final = 0x574D414E
 _VERSION: Final = 1
 MAX_DIMS: Final = 8
+MAX_RANKS: Final = 4096
 _MAX_AXES: Final = 4
 _FULL, _SHARD = 0, 1
 _NO_DIMS: Final = (-1,) * MAX_DIMS
@@ -115,6 +118,8 @@ class Axis:
         numbers = (self.rank, self.size, self.split_dim, self.expert_id, self.stage_id)
         if not all(number is None or _is_index(number) for number in numbers):
             raise InvalidArgumentError(f"{self!r}: all numbers of an axis are integers from 0")
+        if not self.size:
+            raise InvalidArgumentError(f"{self!r}: the size of an axis is at least 1")
         if not 0 <= self.rank < self.size:
             raise InvalidArgumentError(f"{self!r}: there are ranks 0 to {self.size - 1} on it")
         has = {"tp": self.split_dim, "ep": self.expert_id, "pp": self.stage_id}
@@ -126,16 +131,22 @@ class Axis:
 
 
 def _is_index(number: object) -> bool:
-    return isinstance(number, int) and number >= 0
+    return isinstance(number, int) and 0 <= number < 1 << 31  # as wide as a header has room
 
 
 # --- keys -------------------------------------------------------------------------------------
 
 
-def axes_of(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+def axes_of(axes: Any) -> tuple[Axis, ...]:
     """Check the axes of a shard, and put them into the order in which they stand in its key."""
-    if not axes or not all(isinstance(axis, Axis) for axis in axes):
-        raise InvalidArgumentError("a shard needs axes: a list of aiomooncake.tensors.Axis")
+    if (
+        not isinstance(axes, Sequence)
+        or not axes
+        or not all(isinstance(axis, Axis) for axis in axes)
+    ):
+        raise InvalidArgumentError(
+            f"a shard needs axes: a list of aiomooncake.tensors.Axis, not {axes!r:.200}"
+        )
     if len({axis.kind for axis in axes}) < len(axes):
         raise InvalidArgumentError("a shard has one axis of each kind at most")
     return ordered(axes)
@@ -325,22 +336,42 @@ def no_tensor(key: str, why: str) -> SerializationError:
     )
 
 
-def check_shard(header: Header, axes: Sequence[Axis], *, key: str, verb: str) -> None:
-    """Refuse a value that is another shard than the one that was asked for."""
+def check_shard(header: Header, axes: Sequence[Axis], *, key: str, verb: str, by_dim: bool) -> None:
+    """Refuse a value that is another shard than the one that was asked for.
+
+    Args:
+        header: Its header.
+        axes: Which shard was asked for.
+        key: Its key, for messages.
+        verb: The verb that was called, for messages.
+        by_dim: Whether it was also asked for by the dimension that is split.
+    """
     # The binding's headers have them in the order in which they were given.
-    asked = [(axis.kind, axis.rank, axis.size) for axis in axes]
-    found = [(axis.kind, axis.rank, axis.size) for axis in ordered(header.axes)]
+    asked = _shard_name(axes, by_dim=by_dim)
+    found = _shard_name(ordered(header.axes), by_dim=by_dim)
     if found != asked:
+        what = "ranks, sizes and split_dim" if by_dim else "sizes"
         raise InvalidArgumentError(
-            f"{verb} of {key!r}: it is {_shard_name(found)}, not {_shard_name(asked)}; ask for the "
-            "sizes that it was stored with",
+            f"{verb} of {key!r}: it is {found}, not {asked}; ask for the {what} that it was stored "
+            "with",
             key=key,
         )
 
 
-def _shard_name(axes: Sequence[tuple[str, int, int]]) -> str:
-    shard = ", ".join(f"{kind} rank {rank} of {size}" for kind, rank, size in axes)
-    return f"the shard of {shard}" if shard else "a whole tensor"
+def _shard_name(axes: Sequence[Axis], *, by_dim: bool) -> str:
+    parts = []
+    for axis in axes:
+        dim = f" by dimension {axis.split_dim}" if by_dim and axis.split_dim is not None else ""
+        parts.append(f"{axis.kind} rank {axis.rank} of {axis.size}{dim}")
+    return f"the shard of {', '.join(parts)}" if parts else "a whole tensor"
+
+
+def check_ranks(value: object) -> int:
+    """Take the number of ranks that a tensor is split for."""
+    number = check_index(value, "tp_size", least=1)
+    if number > MAX_RANKS:  # each is a key, and the loop makes them all
+        raise InvalidArgumentError(f"tp_size={number} is not usable: {MAX_RANKS} ranks at most")
+    return number
 
 
 def check_index(value: object, name: str, *, least: int) -> int:

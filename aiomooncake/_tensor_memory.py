@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aiomooncake._buffers import address_of, address_of_bytes
-from aiomooncake._tensor_format import DTYPES, MAX_DIMS, NAMED, Axis, Dtype, Header
+from aiomooncake._tensor_format import MAX_DIMS, NAMED, Axis, Dtype, Header
 from aiomooncake.errors import InvalidArgumentError, SerializationError
 from aiomooncake.memory import Block, gather
 
@@ -26,6 +26,7 @@ __all__ = [
     "decode",
     "dtype_of",
     "import_of",
+    "is_of_torch",
     "join",
     "memory_at",
     "owned",
@@ -111,8 +112,7 @@ class _Array(Source):
         self.contiguous = view.c_contiguous
 
     def narrow(self, dim: int, start: int, length: int) -> Source:
-        import numpy as np
-
+        np = numpy_of()
         index = (*(slice(None),) * dim, slice(start, start + length))
         part: Any = np.asarray(self._value)[index]
         return _Array(part, memoryview(part), self.dtype)
@@ -156,7 +156,10 @@ def source_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> Sou
     source: Source
     try:
         if isinstance(value, of_torch):
-            source = _Tensor(value.detach(), _torch_dtype(value, torch))
+            dtype = _torch_dtype(value, torch)
+            tensor = value.detach()
+            _check_storage(tensor)
+            source = _Tensor(tensor, dtype)
         else:
             view = memoryview(value)
             source = _Array(value, view, _format_dtype(view))
@@ -165,7 +168,7 @@ def source_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> Sou
                 f"it has {len(source.shape)} dimensions, and values {MAX_DIMS} at most"
             )
         return source
-    except (TypeError, ValueError, BufferError) as exc:
+    except (TypeError, ValueError, BufferError, RuntimeError) as exc:  # the last is torch's
         raise InvalidArgumentError(
             f"{verb} of {key!r} can't store {_name_of(value)} as a tensor: {exc}",
             key=key,
@@ -183,9 +186,33 @@ def _torch_dtype(tensor: torch.Tensor, torch: Any) -> Dtype:
     if tensor.device.type != "cpu":
         # Not copied here: a copy on a worker thread would not wait for the caller's CUDA stream.
         raise ValueError(f"it is on {tensor.device}, not in memory of the CPU; pass tensor.cpu()")
+    if tensor.is_nested:
+        raise ValueError("it is nested; pass its parts (tensor.unbind()), each under its own key")
     if tensor.layout != torch.strided:
         raise ValueError(f"its layout is {tensor.layout}; pass tensor.to_dense()")
     return _known(str(tensor.dtype).removeprefix("torch."))
+
+
+def _check_storage(tensor: torch.Tensor) -> None:
+    """Refuse what says that it is on the CPU, and has no memory there that can be read.
+
+    Such are the tensors of ``FakeTensorMode`` and of ``torch.func``'s transforms, wrappers that
+    have another tensor inside, and those whose storage was freed.
+    """
+    cure = "pass a tensor that has its elements in memory of the CPU"
+    try:
+        storage = tensor.untyped_storage()
+        device = storage.device.type
+        address = storage.data_ptr() if device == "cpu" else 0
+        room = storage.nbytes()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = tensor.storage_offset() + sum((size - 1) * step for size, step in steps)
+    except RuntimeError as exc:
+        raise ValueError(f"it has no memory of its own ({exc}); {cure}") from None
+    if device != "cpu":
+        raise ValueError(f"its storage is on {device}, not in memory of the CPU; {cure}")
+    if tensor.numel() and (not address or (last + 1) * tensor.element_size() > room):
+        raise ValueError(f"it has no memory of its own for all its elements; {cure}")
 
 
 def _format_dtype(view: memoryview) -> Dtype:
@@ -193,10 +220,14 @@ def _format_dtype(view: memoryview) -> Dtype:
     if letter[:1] in {"@", "=", "<" if sys.byteorder == "little" else ">"}:
         letter = letter[1:]
     kind = "bool" if letter == "?" else _LETTERS.get(letter, "")
+    if letter[:1] in {"<", ">", "!"} and letter[1:] in _LETTERS:
+        raise ValueError(
+            f"the format of its buffer is {view.format!r}, which is not this machine's byte order; "
+            'pass array.astype(array.dtype.newbyteorder("="))'
+        )
     if not kind:
         raise ValueError(
-            f"the format of its buffer is {view.format!r}, and Mooncake has, in this byte order, "
-            f"{', '.join(dtype.name for dtype in DTYPES)}"
+            f"the format of its buffer is {view.format!r}, and Mooncake has {', '.join(NAMED)}"
         )
     return _known(kind if kind == "bool" else f"{kind}{8 * view.itemsize}")
 
@@ -209,16 +240,28 @@ def _known(name: str) -> Dtype:
 
 
 def dtype_of(dtype: Any) -> Dtype:
-    """Find the type that a ``torch.dtype``, a NumPy type or a name means."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in NAMED:
-        import numpy as np
+    """Find the type that a ``torch.dtype``, a NumPy type or a name means.
 
-        name = np.dtype(dtype).name
+    Raises:
+        InvalidArgumentError: There is no such type, or it is torch's alone and was given by name.
+    """
+    name = str(dtype).removeprefix("torch.")
     try:
-        return _known(name)
-    except ValueError as exc:
+        if name not in NAMED and not is_of_torch(dtype):
+            name = numpy_of().dtype(dtype).name
+        found = _known(name)
+    except (TypeError, ValueError) as exc:
         raise InvalidArgumentError(f"dtype={dtype!r} is not usable: {exc}") from None
+    if not found.in_numpy and not is_of_torch(dtype):
+        raise InvalidArgumentError(
+            f"dtype={dtype!r} is not usable: NumPy has no {name}; pass torch.{name}"
+        )
+    return found
+
+
+def is_of_torch(dtype: object) -> bool:
+    """Tell whether a type of elements is one of torch."""
+    return type(dtype).__module__.startswith("torch")
 
 
 def split(source: Source, size: int, dim: int) -> list[tuple[Axis, Header, Source]]:
@@ -286,7 +329,8 @@ def numpy_of() -> Any:
         import numpy as np
     except ImportError as exc:
         raise ImportError(
-            f'reading a tensor with like="numpy" needs NumPy ({exc}): pip install numpy'
+            "arrays, and buffers that are split for ranks, need NumPy, which can't be imported "
+            f"here ({exc}): pip install numpy"
         ) from exc
     return np
 
@@ -330,8 +374,17 @@ def decode(header: Header, memory: Any, like: Like, *, key: str) -> Any:
     """Make a tensor that lies in writable memory, behind its header; no copy.
 
     Raises:
-        SerializationError: The library does not have its type.
+        SerializationError: The library does not have its type, or can't have its shape.
     """
+    try:
+        return _decode(header, memory, like, key=key)
+    except (ValueError, RuntimeError) as exc:  # without elements, and of more than 64 bits
+        raise SerializationError(
+            f"the tensor {key!r} of shape {header.shape} can't be made: {exc}", key=key
+        ) from None
+
+
+def _decode(header: Header, memory: Any, like: Like, *, key: str) -> Any:
     dtype, count = header.dtype, math.prod(header.shape)
     if like == "numpy":
         if not dtype.in_numpy:

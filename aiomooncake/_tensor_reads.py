@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import anyio.to_thread
 
 from aiomooncake._buffers import new_bytes
-from aiomooncake._tensor_format import Axis, Header, check_index, check_shard, shard_key
+from aiomooncake._tensor_format import (
+    Axis,
+    Header,
+    check_index,
+    check_ranks,
+    check_shard,
+    shard_key,
+)
 from aiomooncake._tensor_memory import Like, decode, import_of, join, owned
 from aiomooncake.batching import Waiting
 from aiomooncake.errors import (
@@ -38,16 +45,20 @@ class Shards(NamedTuple):
     axes: tuple[Axis, ...]
 
     @classmethod
-    def of(cls, tp_rank: int | None, tp_size: int) -> Shards:
+    def of(cls, tp_rank: int | None, tp_size: int | None) -> Shards:
         """Take what a caller asks for.
 
         Raises:
             InvalidArgumentError: No such rank.
         """
-        size = check_index(tp_size, "tp_size", least=1)
+        size = 1 if tp_size is None else check_ranks(tp_size)
         ranks = range(size)
         if tp_rank is not None:
             rank = check_index(tp_rank, "tp_rank", least=0)
+            if tp_size is None:
+                raise InvalidArgumentError(
+                    f"tp_rank={rank} needs tp_size=: for how many ranks the tensor was split"
+                )
             if rank >= size:
                 raise InvalidArgumentError(
                     f"tp_rank={rank} is not usable: there are ranks 0 to {size - 1} of "
@@ -78,7 +89,13 @@ async def imported(like: Like) -> None:
 
 
 def tensor_of(
-    key: str, value: bytes | None, like: Like, *, shared: bool, axes: Sequence[Axis] = ()
+    key: str,
+    value: bytes | None,
+    like: Like,
+    *,
+    shared: bool,
+    verb: str,
+    axes: Sequence[Axis] = (),
 ) -> Any:
     """Make a tensor of a value that was read; None for a miss.
 
@@ -87,6 +104,7 @@ def tensor_of(
         value: The value.
         like: Whose tensor.
         shared: Whether somebody else may have the same object.
+        verb: The verb that was called.
         axes: Which shard it should be.
 
     Raises:
@@ -96,7 +114,8 @@ def tensor_of(
         return None
     header = Header.parse(value, key)
     if axes:
-        check_shard(header, axes, key=key, verb="get_tensor")
+        # Of shards by their ranks the caller does not say how the tensor was split.
+        check_shard(header, axes, key=key, verb=verb, by_dim=verb == "get_tensor_shard")
     return decode(header, owned(value, shared=shared), like, key=key)
 
 
@@ -119,7 +138,12 @@ def answered(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 async def joined(
-    names: Sequence[str], values: Sequence[bytes | None], shards: Sequence[Any], like: Like
+    names: Sequence[str],
+    values: Sequence[bytes | None],
+    shards: Sequence[Any],
+    like: Like,
+    *,
+    verb: str,
 ) -> Any:
     """Put the shards of a tensor together; None when none of them is there, or an error."""
     error = next((shard for shard in shards if isinstance(shard, MooncakeError)), None)
@@ -135,7 +159,7 @@ async def joined(
     missing = [name for name, value in zip(names, values, strict=True) if value is None]
     if missing:
         return ObjectNotFoundError(
-            f"get_tensor: {len(missing)} of {len(names)} shards are not there, {missing[0]!r} the "
+            f"{verb}: {len(missing)} of {len(names)} shards are not there, {missing[0]!r} the "
             "first of them; store all of them, or wait until they are",
             key=missing[0],
         )
@@ -147,4 +171,9 @@ async def joined(
             key=names[0],
         )
     (dim,) = dims
-    return await anyio.to_thread.run_sync(join, list(shards), dim or 0, like)
+    try:
+        return await anyio.to_thread.run_sync(join, list(shards), dim or 0, like)
+    except (ValueError, RuntimeError, IndexError) as exc:  # NumPy's, torch's
+        return SerializationError(
+            f"the shards {names[0]!r} to {names[-1]!r} can't be put together: {exc}", key=names[0]
+        )

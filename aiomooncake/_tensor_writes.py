@@ -9,7 +9,7 @@ from aiomooncake._tensor_format import (
     HEADER_SIZE,
     Axis,
     Header,
-    check_index,
+    check_ranks,
     shard_key,
 )
 from aiomooncake._tensor_memory import Source, block_of, shard_header, source_of, split
@@ -32,9 +32,9 @@ _SNAPSHOT: Final = 64 * 1024
 
 
 class Split(NamedTuple):
-    """For how many ranks a tensor is split, and along which dimension."""
+    """For how many ranks a tensor is split (None = not told), and along which dimension."""
 
-    size: int
+    size: int | None
     dim: int
 
 
@@ -93,7 +93,14 @@ def writes_of(
     Raises:
         InvalidArgumentError: No such tensor, or it can't be split so.
     """
-    shards = check_index(parts.size, "tp_size", least=1)
+    if parts.size is None and parts.dim != 0:
+        raise InvalidArgumentError(
+            f"{verb} of {key!r}: split_dim={parts.dim!r} needs tp_size=, the number of ranks to "
+            "split it for",
+            key=key,
+            rank=rank,
+        )
+    shards = 1 if parts.size is None else check_ranks(parts.size)
     source = source_of(tensor, verb=verb, key=key, rank=rank)
     if shards == 1:
         return [Write(key, source.header(), source, config)]

@@ -45,6 +45,10 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DIGITS: Final = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+_SCHEMES: Final = frozenset(
+    {"etcd", "redis", "k8s", "memory", "local", "mooncake", "mooncakestore"}
+)
+_COLONS_OF_PORTS: Final = 2  # host:port:port; an IPv6 address has more, or two in a row
 _TRUE: Final = frozenset({"1", "true", "yes", "on", "enable", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", "disable", "disabled"})
 
@@ -231,8 +235,7 @@ def split_host(text: str, *, field: str) -> tuple[str, int | None]:
         if "@" in address:
             raise bad_value(field, text, "there is no user or password in host:port")
         if address.count(":") > 1:
-            want = 'an IPv6 address stands in brackets, as in "[::1]:50051"'
-            raise bad_value(field, text, want)
+            raise bad_value(field, text, _why_colons(address))
         host, colon, rest = address.partition(":")
         if not _HOST.fullmatch(host):
             raise bad_value(field, text, 'give host:port, as in "10.0.0.1:50051"')
@@ -242,6 +245,15 @@ def split_host(text: str, *, field: str) -> tuple[str, int | None]:
     if not _PORT.fullmatch(rest[1:]) or not 1 <= int(rest[1:]) <= _MAX_PORT:
         raise bad_value(field, text, "the port is a number between 1 and 65535")
     return host, int(rest[1:])
+
+
+def _why_colons(address: str) -> str:
+    scheme = address.partition(":")[0].lower()
+    if scheme in _SCHEMES:
+        return f'did you mean "{scheme}://"?'
+    if "::" in address or address.count(":") > _COLONS_OF_PORTS:
+        return 'an IPv6 address stands in brackets, as in "[::1]:50051"'
+    return 'there is a colon too many: give host:port, as in "10.0.0.1:50051"'
 
 
 def _is_v6(text: str) -> bool:

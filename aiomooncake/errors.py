@@ -454,6 +454,7 @@ def error_from_code(
     key: str | None = None,
     rank: int | str | None = None,
     hint: str = "",
+    advice: str = "",
 ) -> MooncakeError:
     """Build (not raise) the error that fits a code the engine answered.
 
@@ -463,6 +464,7 @@ def error_from_code(
         key: the key it was done to.
         rank: the rank it was done on.
         hint: a sentence of the caller's that follows the table's advice.
+        advice: what the code means for this action, in place of the table's advice.
 
     Returns:
         An error of the table's class, :class:`InternalError` for a code the table lacks.
@@ -471,6 +473,6 @@ def error_from_code(
     if info is None:
         info = CodeInfo(code, code_name(code), "InternalError", retryable=False, advice=_UNKNOWN)
     what = action if key is None else f"{action} of {shorten_key(key)}"
-    text = f"{what} failed: {code} {info.name}. {info.advice}"
+    text = f"{what} failed: {code} {info.name}. {advice or info.advice}"
     cls: type[MooncakeError] = globals()[info.error]
     return cls(f"{text} {hint}" if hint else text, code=code, key=key, rank=rank)

@@ -278,11 +278,16 @@ class Moves:
                 code = self._read_pieces(key, address, size, tell)
             finally:
                 native.batch_get_session_end([key])
-            if code > 0 and self._places(native, key) != place:
-                # Removed by force (or replaced) while it was read: the memory may have been given
-                # to another key, whose bytes these are.
-                return _INVALID
-            return code
+            if code <= 0:
+                return code
+            now = self._places(native, key)
+            # No place is found of what is not in memory, and none when the master was not reached.
+            there = size if now else native.get_size(key)
+            if there < 0:
+                return there
+            # Removed by force, or replaced by a value that lies elsewhere, while it was read: the
+            # memory may have been given to another key, whose bytes these are.
+            return code if now == place else _INVALID
 
     def _has_sessions(self, native: NativeStore) -> bool:
         return self.shared is None and hasattr(native, "batch_put_session_start")

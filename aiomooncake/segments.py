@@ -14,6 +14,7 @@ from aiomooncake._tasks import finished, once
 from aiomooncake.config import parse_size
 from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
+    ConfigError,
     InvalidArgumentError,
     MooncakeError,
     NotSupportedError,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
     from aiomooncake.engine.protocol import NativeStore
 
-__all__ = ["Segment", "SegmentVerbs"]
+__all__ = ["Segment", "SegmentVerbs", "size_argument"]
 
 # What the engine answers for segments that are not mounted (any more): by its own list of them, by
 # the client's, by the master's.
@@ -225,8 +226,9 @@ class SegmentVerbs:
             NotSupportedError: A dummy client lends no memory; or the wheel can't.
             MooncakeError: The engine refused it: there is no such memory, or no master.
         """
-        size = None if nbytes is None else parse_size(nbytes, field="nbytes")
-        start = parse_size(offset, field="offset")
+        rank = self.rank
+        size = None if nbytes is None else size_argument(nbytes, "mount_segment", "nbytes", rank)
+        start = size_argument(offset, "mount_segment", "offset", rank)
         self._check_sizes(size, start, has_path=path is not None)
         if protocol is None:
             protocol = "tcp" if self.config is None else self.config.protocol
@@ -280,6 +282,18 @@ class SegmentVerbs:
         if not hasattr(native, "mount_segment"):
             raise no_method("mount_segment", rank=self.rank)
         segment.mount(native)
+
+
+def size_argument(size: object, verb: str, what: str, rank: int | str | None) -> int:
+    """Turn a size that a verb was given into bytes.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    try:
+        return parse_size(size, field=what)
+    except ConfigError as exc:
+        raise InvalidArgumentError(f"{verb}: {exc}", rank=rank) from None
 
 
 def _whole_seconds(grace_period: float, rank: int | str | None) -> int:

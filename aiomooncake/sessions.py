@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from aiomooncake.avoiding import TRANSFER_FAIL, suspect_owners, suspect_peers, unreachable
 from aiomooncake.buffers import Owner, Place, Slice
-from aiomooncake.config import parse_size
 from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
     BatchError,
@@ -22,6 +21,7 @@ from aiomooncake.errors import (
     shorten_key,
 )
 from aiomooncake.moves import MISSES, PIECE, begin_puts, go_on, meaning
+from aiomooncake.segments import size_argument
 from aiomooncake.use import Use
 
 if TYPE_CHECKING:
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["GetSession", "PutSession", "SessionVerbs"]
 
 _INVALID: Final = -600
+_NOT_FOUND: Final = -704
 _CHANGED: Final = -300
 _LEASE_EXPIRED: Final = -707
 # A lease ends, or another read of the key ends the engine's session, of which a client has one.
 _RESTARTS: Final = 3
+# The master was away for the first, and is back.
+_LOOKS: Final = 2
 Copies = frozenset[tuple[str, int, int]]
 """Where copies of a value lie: end point, address and size of each."""
 
@@ -45,6 +48,7 @@ class _Session:
     """What both kinds have: a store, keys with their sizes, and moves in pieces."""
 
     _verb = ""
+    _method = ""
 
     def __init__(self, store: Owner, client: EngineClient) -> None:
         self._store = store
@@ -114,8 +118,8 @@ class _Session:
                 rank=self._store.rank,
             )
         native = client.native_object
-        if not hasattr(native, "batch_put_session_start"):
-            raise no_method("batch_put_session_start", rank=self._store.rank)
+        if not hasattr(native, self._method):
+            raise no_method(self._method, rank=self._store.rank)
         return native
 
 
@@ -126,6 +130,7 @@ class PutSession(_Session):
     """
 
     _verb = "put_session"
+    _method = "batch_put_session_start"
 
     def __init__(
         self,
@@ -141,6 +146,7 @@ class PutSession(_Session):
         self._config = config
         self._written: dict[str, list[tuple[int, int]]] = {key: [] for key in sizes}
         self._turns = ExitStack()
+        self._used = False
 
     async def write(self, key: str, offset: int, memory: Place) -> None:
         """Write a range of a value.
@@ -165,6 +171,11 @@ class PutSession(_Session):
 
     async def __aenter__(self) -> PutSession:
         client = self._client
+        if self._used:  # what was written the first time is in another value
+            raise InvalidArgumentError(
+                "a put_session is entered once; make another one", rank=self._store.rank
+            )
+        self._used = True
         try:
             await client.run(client.control, "put_session", self._start, drain=True)
         except BaseException:
@@ -185,9 +196,11 @@ class PutSession(_Session):
         short = [key for key in self._sizes if not self._is_whole(key)]
         if short:
             await self._revoke()
+            more = len(short) - 1
+            others = f", nor {'were' if more > 1 else 'was'} {more} of the others" if more else ""
             raise InvalidArgumentError(
-                f"{shorten_key(short[0])} was not written as a whole, nor were {len(short) - 1} "
-                "others: nothing of the session is stored",
+                f"{shorten_key(short[0])} was not written as a whole{others}: nothing of the "
+                "session is stored",
                 key=short[0],
                 rank=self._store.rank,
             )
@@ -275,8 +288,13 @@ class PutSession(_Session):
     def _end(self) -> None:
         native = self._native()
         codes = native.batch_put_session_end(list(self._sizes))
+        gone = "The segment it was being stored in went meanwhile (-704)."
         errors = {
-            key: None if code == 0 else self._error(code, "put_session", key)
+            key: None
+            if code == 0
+            else self._error(TRANSFER_FAIL, "put_session", key, gone)
+            if code == _NOT_FOUND
+            else self._error(code, "put_session", key)
             for key, code in zip(self._sizes, codes, strict=True)
         }
         failed = [key for key, error in errors.items() if error is not None]
@@ -293,10 +311,13 @@ class GetSession(_Session):
     """Values that are read range by range; made by :meth:`Store.get_session`.
 
     ``sizes`` has those keys that are there. It goes on when a lease ends, and notices when a value
-    was replaced or removed meanwhile.
+    was removed, moved, or replaced by one of another size meanwhile. It can't notice one of the
+    same size in the same place, which is where an upsert puts it: two ranges may then be of two
+    values. Where readers and writers overlap, write each version under a key of its own.
     """
 
     _verb = "get_session"
+    _method = "batch_get_session_start"
 
     def __init__(self, store: Owner, client: EngineClient, keys: Sequence[str]) -> None:
         super().__init__(store, client)
@@ -319,7 +340,9 @@ class GetSession(_Session):
             when the key was not there.
 
         Raises:
-            ReplicaError: The value was replaced, moved or removed since the session began.
+            ReplicaError: The value was removed, moved, or replaced by one of another size since
+                the session began. One of the same size in the same place is read without an error.
+            RpcError: The master could not be asked whether the value is still there.
         """
         client = self._client
         async with Use(self._store, client, "read_into", writes=True, on_release=None) as use:
@@ -373,7 +396,8 @@ class GetSession(_Session):
 
     def _start(self) -> None:
         native, keys = self._native(), list(self._keys)
-        # In this order: a value that is replaced in between is noticed by its other place.
+        # In this order: a value that is replaced in between is noticed at the first read, if it has
+        # another place or size. The engine tells no version of a value.
         self._copies = _copies(native, keys)
         codes = native.batch_get_session_start(keys)
         errors: dict[str, MooncakeError | None] = {}
@@ -415,11 +439,28 @@ class GetSession(_Session):
             code = native.batch_get_session_start([key])[0]
             if code != 0:
                 raise self._error(_CHANGED if code in MISSES else code, "read_into", key)
-        # A place that is gone may have been given to another key, whose bytes these are.
-        if not self._copies.get(key, Copies()) <= _copies(native, [key]).get(key, Copies()):
-            raise self._error(_CHANGED, "read_into", key)
+        self._check_copies(native, key)
         self._client.counters.count_read(wanted)
         return wanted
+
+    def _check_copies(self, native: NativeStore, key: str) -> None:
+        """Refuse what was read of a value that does not lie where it lay.
+
+        A place that is gone may have been given to another key, whose bytes these are.
+        """
+        before, now = self._copies.get(key), None
+        if before is None:
+            return
+        for _ in range(_LOOKS):
+            now = _copies(native, [key]).get(key)
+            if now is not None:
+                break
+            # The engine tells of no copies also when it could not ask the master.
+            size = native.get_size(key)
+            if size < 0:
+                raise self._error(_CHANGED if size in MISSES else size, "read_into", key)
+        if now is None or not before <= now:
+            raise self._error(_CHANGED, "read_into", key)
 
     def _forget(self) -> None:
         self._native().batch_get_session_end(list(self._sizes))
@@ -455,7 +496,9 @@ class SessionVerbs:
             config: Placement options.
 
         Raises:
-            ObjectExistsError: A key is taken, or being written.
+            InvalidArgumentError: A size that can't be; or, at the end of the block, a value that
+                was not written as a whole.
+            ObjectExistsError: The only key is taken, or being written.
             BatchError: Several keys were asked for, and some are refused; none is reserved.
             NotSupportedError: A dummy client has no sessions.
         """
@@ -469,7 +512,8 @@ class SessionVerbs:
         checked: dict[str, int] = {}
         for key, size in sizes.items():
             self._check_key(key, "put_session")
-            checked[key] = parse_size(size, field=f"the size of {shorten_key(key)}")
+            what = f"the size of {shorten_key(key)}"
+            checked[key] = size_argument(size, "put_session", what, self.rank)
             if not checked[key]:
                 raise InvalidArgumentError(
                     f"put_session of {shorten_key(key)}: an empty value can't be stored",

@@ -11,11 +11,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from aiomooncake._tasks import caught, together
+from aiomooncake._values import nearest
 from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import ASKED_KEYS, WIDTH, Batching, Waiting
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine.client import EngineClient, close_dropped
 from aiomooncake.engine.gate import State
+from aiomooncake.engine.methods import AwaitableMethods
 from aiomooncake.engine.mirror import BlockingMirror, EngineMirror
 from aiomooncake.errors import (
     BatchError,
@@ -27,6 +29,7 @@ from aiomooncake.errors import (
     WarmupError,
     error_from_code,
     rank_label,
+    shorten_key,
 )
 from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, HealthState, StoreStats
@@ -50,6 +53,7 @@ T = TypeVar("T")
 
 __all__ = ["Store"]
 
+_INVALID = -600
 _CLOSE_TIMEOUT = 10.0
 # What one turn of the loop lays out of many values: about 2 ms.
 _SLICE_KEYS = 1000
@@ -115,6 +119,17 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
             client.on_change = partial(_tell_health, weakref.ref(self), on_health)
         weakref.finalize(self, close_dropped, client, repr(self)).atexit = False
         ROLL.enlist(self)
+
+    if not TYPE_CHECKING:  # to which no name but the class's own is right
+
+        def __getattr__(self, name: str) -> Any:
+            """Say where a name is that the store does not have; `hasattr` goes on saying no."""
+            if hasattr(Store, name):
+                return object.__getattribute__(self, name)  # a property's own AttributeError
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text += _where(name)
+            raise AttributeError(text, name=name)
 
     # ------------------------------------------------------------------ single keys
 
@@ -587,10 +602,13 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
     def _count(self, method: str, *args: Any) -> int:
         code: int = getattr(self._client.native_object, method)(*args)
         if code < 0:
-            hint = ""
-            if method == "remove_by_regex":
-                hint = "The pattern must be an ECMAScript regular expression (no (?i), (?<=, (?P<)."
-            error = error_from_code(code, method, rank=self.rank, hint=hint)
+            advice = ""
+            if code == _INVALID and method == "remove_by_regex":
+                advice = (
+                    f"The master does not take the pattern {shorten_key(args[0])}: it must be an "
+                    "ECMAScript regular expression (no (?i), (?<=, (?P<)."
+                )
+            error = error_from_code(code, method, rank=self.rank, advice=advice)
             self._client.note_error(error)
             raise error
         return code
@@ -784,6 +802,16 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
                     f"the engine takes {what}s as UTF-8",
                     rank=self.rank,
                 ) from None
+
+
+def _where(name: str) -> str:
+    if hasattr(AwaitableMethods, name):
+        return (
+            f": {name} is a method of the binding, await store.engine.{name}(…); for the verb that "
+            "does it see docs/from-the-binding.md"
+        )
+    meant = nearest(name, [each for each in dir(Store) if not each.startswith("_")])
+    return f": did you mean {meant!r}?" if meant is not None else ""
 
 
 def _tell_health(store_ref: weakref.ref[Store], on_health: Callable[[Health], object]) -> None:

@@ -30,6 +30,11 @@ _LONGEST: Final = 0.25
 
 _INVALID: Final = -600
 _INTERNAL: Final = -1
+_UNAVAILABLE: Final = -1010
+_LOST: Final = (
+    "When one of several segments of a store is taken back, the name goes too, until that store "
+    "mounts another one or is opened again."
+)
 _CODES: Final = {info.name: code for code, info in CODES.items()}
 
 
@@ -84,6 +89,7 @@ class TaskVerbs:
         Raises:
             ObjectNotFoundError: There is no such key.
             InvalidArgumentError: A target is not mounted.
+            UnavailableError: A target's segment is being taken back.
             TaskError: It failed: no room there, say. ``code`` says why, where the engine does.
         """
         self._check_key(key, "copy")
@@ -92,7 +98,8 @@ class TaskVerbs:
             raise InvalidArgumentError("copy needs a target: a segment's name", rank=self.rank)
         for name in names:
             self._check_text(name, "copy", "target")
-        task = _Task(self._client, "copy", key, on_progress)
+        where = f"to {', '.join(map(shorten_key, names))}"
+        task = _Task(self._client, "copy", key, where, on_progress)
         await task.run("create_copy_task", key, names)
 
     async def move(
@@ -114,7 +121,8 @@ class TaskVerbs:
         self._check_key(key, "move")
         self._check_text(source, "move", "source")
         self._check_text(target, "move", "target")
-        task = _Task(self._client, "move", key, on_progress)
+        where = f"from {shorten_key(source)} to {shorten_key(target)}"
+        task = _Task(self._client, "move", key, where, on_progress)
         await task.run("create_move_task", key, source, target)
 
 
@@ -126,11 +134,13 @@ class _Task:
         client: EngineClient,
         verb: Literal["copy", "move"],
         key: str,
+        where: str,
         on_progress: Callable[[TaskProgress], object] | None,
     ) -> None:
         self._client = client
         self._verb: Literal["copy", "move"] = verb
         self._key = key
+        self._where = where
         self._on_progress = on_progress
         self._began = time.monotonic()
 
@@ -141,7 +151,9 @@ class _Task:
             task = await client.run(client.control, verb, self._begin, method, args)
             await self._follow(task)
         except asyncio.CancelledError:
-            client.log.warning("a %s was cancelled, and goes on in the cluster", verb)
+            client.log.warning(
+                "a %s %s was cancelled, and goes on in the cluster", verb, self._where
+            )
             raise
 
     async def _follow(self, task: TaskId) -> None:
@@ -190,26 +202,41 @@ class _Task:
         task: TaskId
         task, code = create(*args)
         if code != 0:
-            hint = ""
-            if code == _INVALID:
-                hint = "Segments are named as their store's hostname, and must be mounted."
-                if self._verb == "move":
-                    hint += " The source must have a copy, and not be the target."
-            elif code == _INTERNAL:
-                hint = "The master finds no segment of the source's name any more, which happens"
-                hint += " when one of several segments of a store was taken back."
-            raise self._error(code, self._verb, hint)
+            raise self._error(code, self._verb, advice=self._advice(code))
         return task
+
+    def _advice(self, code: int) -> str:
+        """Say what a refusal means here; empty where the table does."""
+        cant = f"The master can't {self._verb} it {self._where}: "
+        if code == _INVALID and self._verb == "copy":
+            return (
+                f"{cant}targets are named as their store's hostname, and must be mounted. {_LOST}"
+            )
+        if code == _INVALID:
+            return (
+                f"{cant}segments are named as their store's hostname; the source must have a copy "
+                f"and not be the target, and the target must be mounted. {_LOST}"
+            )
+        if code == _INTERNAL:
+            return f"{cant}it finds no segment of the source's name any more. {_LOST}"
+        if code == _UNAVAILABLE:
+            return (
+                f"{cant}a segment there is being taken back, or the master is starting or not the "
+                "leader. Name another segment, or try again in a moment."
+            )
+        return ""
 
     def _look(self, task: TaskId) -> NativeTask:
         seen, code = self._client.native_object.query_task(task)
         if seen is None or code != 0:
             hint = f"The {self._verb} may go on in the cluster."
-            raise self._error(code, f"asking for the {self._verb}", hint)
+            raise self._error(code, f"asking for the {self._verb}", hint=hint)
         return seen
 
-    def _error(self, code: int, what: str, hint: str) -> Exception:
+    def _error(self, code: int, what: str, *, hint: str = "", advice: str = "") -> Exception:
         client = self._client
-        error = error_from_code(code, what, key=self._key, rank=client.rank, hint=hint)
+        error = error_from_code(
+            code, what, key=self._key, rank=client.rank, hint=hint, advice=advice
+        )
         client.note_error(error)
         return error

@@ -19,6 +19,7 @@ from aiomooncake._safetensors import read_elements, read_entries, write_file
 from aiomooncake._tasks import caught, together
 from aiomooncake._tensor_format import (
     HEADER_SIZE,
+    MAX_DIMS,
     Axis,
     Header,
     axes_of,
@@ -27,9 +28,10 @@ from aiomooncake._tensor_format import (
     manifest_key,
     shard_key,
 )
-from aiomooncake._tensor_memory import Elements, Like, decode, dtype_of, memory_at
+from aiomooncake._tensor_memory import Elements, Like, decode, dtype_of, is_of_torch, memory_at
 from aiomooncake._tensor_reads import OwnGets, Shards, answered, copied, imported, joined, tensor_of
 from aiomooncake._tensor_writes import SLICE_KEYS, Split, Write, shard_write, sliced, writes_of
+from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import WIDTH, Waiting
 from aiomooncake.buffers import Buffer, Place, Slice
 from aiomooncake.errors import (
@@ -45,11 +47,16 @@ from aiomooncake.transfers import LARGE, MANY_KEYS
 from aiomooncake.zero_copy import ZeroCopyVerbs
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import numpy.typing as npt
     import torch
+    from typing_extensions import Buffer as HasBuffer  # for type checkers only, which bring it
 
     from aiomooncake.batching import Batching
     from aiomooncake.config import ReplicateConfig, StoreConfig
+
+    TensorLike: TypeAlias = torch.Tensor | npt.NDArray[Any] | HasBuffer
 
 __all__ = ["HEADER_SIZE", "Axis", "TensorVerbs", "tensor_in"]
 
@@ -76,9 +83,9 @@ class TensorVerbs(ZeroCopyVerbs):
     async def put_tensor(
         self,
         key: str,
-        tensor: torch.Tensor | npt.ArrayLike,
+        tensor: TensorLike,
         *,
-        tp_size: int = 1,
+        tp_size: int | None = None,
         split_dim: int = 0,
         config: ReplicateConfig | None = None,
     ) -> None:
@@ -91,7 +98,7 @@ class TensorVerbs(ZeroCopyVerbs):
                 copied, off the loop. What it requires of gradients is not stored.
             tp_size: Split it for so many ranks: each shard becomes a value of its own, named
                 ``{key}_tp_{rank}``, and none is named by the key itself.
-            split_dim: The dimension that is split, into equal shards.
+            split_dim: The dimension that is split, into equal shards; with ``tp_size``.
             config: Placement options; a routing group is that of all shards.
 
         Raises:
@@ -104,9 +111,9 @@ class TensorVerbs(ZeroCopyVerbs):
     async def upsert_tensor(
         self,
         key: str,
-        tensor: torch.Tensor | npt.ArrayLike,
+        tensor: TensorLike,
         *,
-        tp_size: int = 1,
+        tp_size: int | None = None,
         split_dim: int = 0,
         config: ReplicateConfig | None = None,
     ) -> None:
@@ -118,9 +125,9 @@ class TensorVerbs(ZeroCopyVerbs):
 
     async def put_tensors(
         self,
-        items: Mapping[str, torch.Tensor | npt.ArrayLike],
+        items: Mapping[str, TensorLike],
         *,
-        tp_size: int = 1,
+        tp_size: int | None = None,
         split_dim: int = 0,
         config: ReplicateConfig | None = None,
         return_exceptions: bool = False,
@@ -164,7 +171,7 @@ class TensorVerbs(ZeroCopyVerbs):
     async def put_tensor_shard(
         self,
         key: str,
-        shard: torch.Tensor | npt.ArrayLike,
+        shard: TensorLike,
         axes: Sequence[Axis],
         *,
         config: ReplicateConfig | None = None,
@@ -198,22 +205,32 @@ class TensorVerbs(ZeroCopyVerbs):
         key: str,
         *,
         tp_rank: int | None = ...,
-        tp_size: int = ...,
+        tp_size: int | None = ...,
         like: Literal["torch"] = ...,
     ) -> torch.Tensor | None: ...
     @overload
     async def get_tensor(
-        self, key: str, *, tp_rank: int | None = ..., tp_size: int = ..., like: Literal["numpy"]
+        self,
+        key: str,
+        *,
+        tp_rank: int | None = ...,
+        tp_size: int | None = ...,
+        like: Literal["numpy"],
     ) -> npt.NDArray[Any] | None: ...
     async def get_tensor(
-        self, key: str, *, tp_rank: int | None = None, tp_size: int = 1, like: Like = "torch"
+        self,
+        key: str,
+        *,
+        tp_rank: int | None = None,
+        tp_size: int | None = None,
+        like: Like = "torch",
     ) -> Any:
         """Read a tensor, also one that the binding's own ``put_tensor`` has stored.
 
         Args:
             key: The key.
             tp_rank: Read the shard of this rank; with None all shards are read and put together.
-            tp_size: For how many ranks it was split.
+            tp_size: For how many ranks it was split; ``tp_rank`` needs it.
             like: Whose tensors: ``"torch"`` or ``"numpy"``, which is imported at the first use.
 
         Returns:
@@ -230,8 +247,8 @@ class TensorVerbs(ZeroCopyVerbs):
         shards = Shards.of(tp_rank, tp_size)
         await imported(like)
         if len(shards.axes) <= 1:
-            return await self._get_own(shards.names(key)[0], like, shards.axes)
-        (answer,) = await self._get_tensors([key], shards, like)
+            return await self._get_own("get_tensor", shards.names(key)[0], like, shards.axes)
+        (answer,) = await self._get_tensors("get_tensor", [key], shards, like)
         if isinstance(answer, MooncakeError):
             raise answer
         return answer
@@ -242,7 +259,7 @@ class TensorVerbs(ZeroCopyVerbs):
         keys: Iterable[str],
         *,
         tp_rank: int | None = ...,
-        tp_size: int = ...,
+        tp_size: int | None = ...,
         like: Literal["torch"] = ...,
         return_exceptions: bool = ...,
     ) -> list[torch.Tensor | None]: ...
@@ -252,7 +269,7 @@ class TensorVerbs(ZeroCopyVerbs):
         keys: Iterable[str],
         *,
         tp_rank: int | None = ...,
-        tp_size: int = ...,
+        tp_size: int | None = ...,
         like: Literal["numpy"],
         return_exceptions: bool = ...,
     ) -> list[npt.NDArray[Any] | None]: ...
@@ -261,7 +278,7 @@ class TensorVerbs(ZeroCopyVerbs):
         keys: Iterable[str],
         *,
         tp_rank: int | None = None,
-        tp_size: int = 1,
+        tp_size: int | None = None,
         like: Like = "torch",
         return_exceptions: bool = False,
     ) -> list[Any]:
@@ -280,7 +297,7 @@ class TensorVerbs(ZeroCopyVerbs):
         wanted = self._check_keys(keys, "get_tensors")
         shards = Shards.of(tp_rank, tp_size)
         await imported(like)
-        answers = await self._get_tensors(wanted, shards, like)
+        answers = await self._get_tensors("get_tensors", wanted, shards, like)
         self._settle("get_tensors", answers, answers, return_exceptions=return_exceptions)
         return answers
 
@@ -305,7 +322,7 @@ class TensorVerbs(ZeroCopyVerbs):
         self._check_key(key, "get_tensor_shard")
         places = axes_of(axes)
         await imported(like)
-        return await self._get_own(shard_key(key, places), like, places)
+        return await self._get_own("get_tensor_shard", shard_key(key, places), like, places)
 
     # ------------------------------------------------------------------ memory of the caller
 
@@ -400,9 +417,14 @@ class TensorVerbs(ZeroCopyVerbs):
             SerializationError: The value is no tensor; the memory has its bytes.
         """
         with self._given_back(on_release):
+            self._check_key(key, "get_tensor_into")
+            self._check_place(memory, "get_tensor_into")
             await imported(like)
-        read = await self.get_into(key, memory, on_release=on_release, on_progress=on_progress)
-        return None if read is None else self._lying_in(memory, read, key, like)
+        try:
+            read = await self.get_into(key, memory, on_release=on_release, on_progress=on_progress)
+        except BufferTooSmallError as exc:
+            raise _no_room("get_tensor_into", memory, key, exc) from None
+        return None if read is None else self._lying_in("get_tensor_into", memory, read, key, like)
 
     async def get_tensors_into(
         self,
@@ -422,10 +444,12 @@ class TensorVerbs(ZeroCopyVerbs):
         """
         with self._given_back(on_release):
             places = self._places_of("get_tensors_into", items)
+            for memory in places.values():
+                self._check_place(memory, "get_tensors_into")
             await imported(like)
         read = await self.get_many_into(places, return_exceptions=True, on_release=on_release)
         answers = [
-            answered(self._lying_in, memory, size, key, like) if isinstance(size, int) else size
+            self._answer_in(memory, size, key, like)
             for (key, memory), size in zip(places.items(), read, strict=True)
         ]
         self._settle("get_tensors_into", answers, answers, return_exceptions=return_exceptions)
@@ -439,11 +463,22 @@ class TensorVerbs(ZeroCopyVerbs):
         All of them are in memory meanwhile. The file is there when all of it is written, in place
         of one of that name.
 
+        Args:
+            path: The file.
+            keys: Keys of what is stored; tensors of yours are stored by :meth:`put_tensors` first.
+
         Raises:
             ObjectNotFoundError: A key is not there; then nothing was written.
             MooncakeError: A read failed, or a value is no tensor; likewise.
             OSError: The file can't be written.
         """
+        if isinstance(keys, Mapping):
+            raise InvalidArgumentError(
+                "save_tensors takes keys, and saves what is stored under them, not a "
+                f"{type(keys).__name__}: for tensors of yours await put_tensors(...) first, then "
+                "pass list(tensors)",
+                rank=self.rank,
+            )
         names = list(dict.fromkeys(self._check_keys(keys, "save_tensors")))
         tensors: dict[str, tuple[Header, memoryview]] = {}
         for name, value in zip(names, await self._get_all(names), strict=True):
@@ -534,14 +569,15 @@ class TensorVerbs(ZeroCopyVerbs):
             self._client.bulk, f"{way}_tensor", write.key, job, drain=True
         )
 
-    async def _get_own(self, key: str, like: Like, axes: Sequence[Axis]) -> Any:
+    async def _get_own(self, verb: str, key: str, like: Like, axes: Sequence[Axis]) -> Any:
         """Read one value, and make a tensor of it that nobody else has."""
         value = await self._gets_for_tensors().ask(Waiting(key))
         shared = value is not LARGE
         if not shared:
             client, get = self._client, self._transfers.get_large
-            value = await client.run(client.bulk, "get", get, key, reads=True)
-        return tensor_of(key, value, like, shared=shared, axes=axes)
+            knock = partial(suspect_owners, client, [key])
+            value = await client.run(client.bulk, "get", get, key, reads=True, knock=knock)
+        return tensor_of(key, value, like, shared=shared, verb=verb, axes=axes)
 
     def _gets_for_tensors(self) -> OwnGets:
         batching = self._merging()
@@ -558,7 +594,9 @@ class TensorVerbs(ZeroCopyVerbs):
             self._tensor_gets = batching, lane
         return self._tensor_gets[1]
 
-    async def _get_tensors(self, keys: Sequence[str], shards: Shards, like: Like) -> list[Any]:
+    async def _get_tensors(
+        self, verb: str, keys: Sequence[str], shards: Shards, like: Like
+    ) -> list[Any]:
         """Read the values of each key, and make one tensor of them, or an error."""
         names = list(dict.fromkeys(name for key in keys for name in shards.names(key)))
         values = dict(zip(names, await self._get_all(names), strict=True))
@@ -574,12 +612,16 @@ class TensorVerbs(ZeroCopyVerbs):
             tensors = [
                 value
                 if isinstance(value, MooncakeError)
-                else answered(tensor_of, name, value, like, shared=False, axes=shards.where(i))
+                else answered(
+                    tensor_of, name, value, like, shared=False, verb=verb, axes=shards.where(i)
+                )
                 for i, (name, value) in enumerate(zip(names, found, strict=True))
             ]
             seen.add(key)
             answers.append(
-                tensors[0] if len(names) == 1 else await joined(names, found, tensors, like)
+                tensors[0]
+                if len(names) == 1
+                else await joined(names, found, tensors, like, verb=verb)
             )
         return answers
 
@@ -619,12 +661,20 @@ class TensorVerbs(ZeroCopyVerbs):
             ) from None
         return memory[: header.end]
 
-    def _lying_in(self, memory: Place, nbytes: int, key: str, like: Like) -> Any:
-        view = self._view_in(memory, "get_tensor_into")
+    def _answer_in(self, memory: Place, read: Any, key: str, like: Like) -> Any:
+        """Make a tensor of what was read into memory, or find what went wrong with it."""
+        if isinstance(read, BufferTooSmallError):
+            return _no_room("get_tensors_into", memory, key, read)
+        if not isinstance(read, int):
+            return read
+        return answered(self._lying_in, "get_tensors_into", memory, read, key, like)
+
+    def _lying_in(self, verb: str, memory: Place, nbytes: int, key: str, like: Like) -> Any:
+        view = self._view_in(memory, verb)
         header = Header.parse(view, key, nbytes=nbytes)
         if (memory.address + header.offset) % header.dtype.itemsize:
             raise InvalidArgumentError(
-                f"get_tensor_into of {key!r}: the memory begins at an odd address for "
+                f"{verb} of {key!r}: the memory begins at an odd address for "
                 f"{header.dtype.name}; begin at a multiple of {header.dtype.itemsize}",
                 key=key,
                 rank=self.rank,
@@ -632,13 +682,16 @@ class TensorVerbs(ZeroCopyVerbs):
         return decode(header, view, like, key=key)
 
     def _view_in(self, memory: Place, verb: str) -> Any:
+        self._check_place(memory, verb)
+        return _view_of(memory)
+
+    def _check_place(self, memory: object, verb: str) -> None:
         if not isinstance(memory, (Buffer, Slice)):
             raise InvalidArgumentError(
                 f"{verb} needs registered memory (await store.register(...) or "
                 f"store.allocate(...)), not {type(memory).__name__}",
                 rank=self.rank,
             )
-        return _view_of(memory)
 
 
 def tensor_in(memory: Place, shape: Sequence[int], dtype: Any) -> Any:
@@ -655,6 +708,7 @@ def tensor_in(memory: Place, shape: Sequence[int], dtype: Any) -> Any:
 
     Raises:
         BufferTooSmallError: The memory is too small.
+        InvalidArgumentError: No such type or shape.
     """
     kind = dtype_of(dtype)
     dims = tuple(check_index(size, "shape", least=0) for size in shape)
@@ -665,17 +719,39 @@ def tensor_in(memory: Place, shape: Sequence[int], dtype: Any) -> Any:
             f"{memory.nbytes}"
         )
     view = _view_of(memory)
+    if (memory.buffer if isinstance(memory, Slice) else memory).readonly:
+        raise InvalidArgumentError("tensor_in would write into read-only memory")
+    if len(dims) > MAX_DIMS or max(dims, default=0) >= 1 << 63:
+        raise InvalidArgumentError(
+            f"a tensor has {MAX_DIMS} dimensions at most, each below 2**63, not {dims}"
+        )
     memoryview(view).cast("B")[:HEADER_SIZE] = header.pack()
-    like: Like = "torch" if type(dtype).__module__.startswith("torch") else "numpy"
+    like: Like = "torch" if is_of_torch(dtype) else "numpy"
     return decode(header, view, like, key="")
 
 
 def _view_of(memory: Place) -> Any:
-    """Look at registered memory; what is made of it keeps it."""
+    """Look at registered memory; what is made of it keeps it.
+
+    Raises:
+        InvalidArgumentError: It is closed, and may be somebody else's by now.
+    """
+    whole = memory.buffer if isinstance(memory, Slice) else memory
+    if whole.closed:
+        raise InvalidArgumentError("this buffer is closed; allocate or register a new one")
     if memory.view is not None:
         return memory.view
-    whole = memory.buffer if isinstance(memory, Slice) else memory
     return memory_at(memory.address, memory.nbytes, whole.held)
+
+
+def _no_room(verb: str, memory: Place, key: str, exc: BufferTooSmallError) -> BufferTooSmallError:
+    return BufferTooSmallError(
+        f"{verb} of {key!r}: the tensor with its header has more than the {memory.nbytes} bytes of "
+        "the memory; give as many as await store.size(key) tells",
+        code=exc.code,
+        key=key,
+        rank=exc.rank,
+    )
 
 
 def _first(errors: Iterable[MooncakeError | None]) -> MooncakeError | None:

@@ -22,7 +22,7 @@ from aiomooncake.buffers import (
     Slice,
     memory_of,
 )
-from aiomooncake.config import parse_size, split_address
+from aiomooncake.config import split_address
 from aiomooncake.engine.blocks import free_unused
 from aiomooncake.errors import (
     InvalidArgumentError,
@@ -38,6 +38,7 @@ from aiomooncake.master import probe_alive
 from aiomooncake.memory import map_memory, register_memory
 from aiomooncake.moves import Progress
 from aiomooncake.opening import Opening
+from aiomooncake.segments import size_argument
 from aiomooncake.transfers import Transfers
 from aiomooncake.use import Use
 
@@ -127,9 +128,10 @@ class ZeroCopyVerbs:
             nbytes: Size in bytes, or text such as ``"64MiB"``.
 
         Raises:
+            InvalidArgumentError: That is no size.
             NoSpaceError: This machine has not so much memory.
         """
-        size = parse_size(nbytes, field="nbytes")
+        size = size_argument(nbytes, "allocate", "nbytes", self.rank)
         if not size:
             raise InvalidArgumentError("allocate needs at least one byte", rank=self.rank)
         shared = self._transfers.shared

@@ -393,6 +393,34 @@ def test_a_missing_system_library_is_an_engine_error(program: Callable[[str], Pa
         broken.blocking.start()
 
 
+@pytest.mark.parametrize(
+    ("wheel", "advice"),
+    [
+        ({"mooncake-transfer-engine-non-cuda": "0.3.12.post1"}, "nvidia-cuda-runtime-cu12"),
+        ({"mooncake-transfer-engine": "0.3.13.post1"}, "it belongs to the CUDA runtime"),
+    ],
+)
+def test_a_missing_cuda_runtime_is_told_as_connect_does(
+    program: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    wheel: dict[str, str],
+    advice: str,
+) -> None:
+    """Wheels without CUDA were built against it by mistake: the system has no package for that."""
+    monkeypatch.setattr(_programs, "installed_distributions", lambda: wheel)
+    loader = (
+        "mooncake_master: error while loading shared libraries: libcudart.so.12: cannot open "
+        "shared object file: No such file or directory"
+    )
+    broken = LocalCluster(binary=program(f"echo '{loader}' >&2; exit 127"))
+    with pytest.raises(
+        EngineNotInstalledError, match=r"exit code 127: .*libcudart\.so\.12"
+    ) as told:
+        broken.blocking.start()
+    assert advice in str(told.value)
+    assert "apt-get" not in str(told.value)
+
+
 async def test_a_stubborn_master_is_killed(
     stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -569,6 +569,12 @@ def test_replicate_defaults_are_the_engines() -> None:
     assert config.group_ids is None
 
 
+def test_the_soft_pin_of_older_wheels_has_another_name() -> None:
+    """The nearest name is `with_hard_pin`, which never lets go of the object."""
+    with pytest.raises(ConfigError, match="did you mean 'soft_pin_action'"):
+        ReplicateConfig().replace(with_soft_pin=True)
+
+
 def test_replicate_lists_become_tuples() -> None:
     config = ReplicateConfig(2, preferred_segments=["h:1", "h:2"], group_ids=["a", "", "b c"])
     assert config.preferred_segments == ("h:1", "h:2")

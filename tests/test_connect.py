@@ -369,6 +369,40 @@ async def test_a_set_up_that_fails_at_first_is_tried_again(
     assert not codes
 
 
+@pytest.mark.parametrize(
+    ("metadata_server", "told"), [("127.0.0.1:1", True), ("etcd://127.0.0.1:1", False)]
+)
+async def test_a_bare_metadata_server_is_an_etcd(
+    engine: InMemoryEngine, metadata_server: str, told: bool
+) -> None:
+    engine.fault("setup", code=-1)
+    with pytest.raises(SetupError) as refused:
+        await connect("memory://x", engine=engine, metadata_server=metadata_server)
+    assert ("A bare host:port is an etcd" in str(refused.value)) == told
+
+
+async def test_a_bare_metadata_server_that_does_not_answer(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the engine answers after 10 s, in which it writes etcd's log to stderr."""
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", lambda *_: -1)
+    bare: dict[str, Any] = {"metadata_server": "127.0.0.1:1", "timeout": 0.2}
+    with pytest.raises(SetupTimeoutError, match="an HTTP server is http://host:8080/metadata"):
+        await connect(cluster.address, **bare, **SMALL)
+
+
+async def test_a_segment_that_is_too_small_comes_first(cluster: LocalCluster) -> None:
+    small = {**SMALL, "global_segment_size": 1 * MB}
+    with pytest.raises(SetupError, match=r"^global_segment_size=1048576 bytes is below 16 MiB"):
+        await connect(cluster.address, **small)
+
+
+async def test_a_segment_of_a_right_size_is_not_blamed(engine: InMemoryEngine) -> None:
+    engine.fault("setup", code=-600)
+    with pytest.raises(SetupError, match=r"^the engine refuses the set-up"):
+        await connect("memory://x", engine=engine, **SMALL)
+
+
 async def test_a_refused_set_up_in_memory_is_told(engine: InMemoryEngine) -> None:
     """It was once taken for an open store."""
     engine.fault("setup", code=-600)

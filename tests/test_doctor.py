@@ -366,6 +366,29 @@ def test_two_wheels_on_top_of_each_other(report: Report) -> None:
 
 
 @scene
+def a_wheel_that_is_too_old(stage: Stage) -> Report:
+    return examine("local://", PYTHONPATH=other_distribution(stage.folder, NON_CUDA, "0.3.9"))
+
+
+def test_a_wheel_that_is_too_old(report: Report) -> None:
+    assert report.code == 3
+    text = report.failed("engine", "engine")
+    assert "engine 0.3.9 is too old for aiomooncake" in text
+    assert "install 0.3.10.post2 or newer" in text
+    assert report.states()["trial"] == ["skip"]
+
+
+@scene
+def a_wheel_with_wrong_dummies(stage: Stage) -> Report:
+    path = other_distribution(stage.folder, NON_CUDA, "0.3.12.post1")
+    return examine("127.0.0.1:1", "--set", "client_server_address=127.0.0.1:1", PYTHONPATH=path)
+
+
+def test_a_wheel_with_wrong_dummies(report: Report) -> None:
+    assert "0.3.12.post1 is too old for dummy clients" in report.failed("engine", "engine")
+
+
+@scene
 def an_engine_that_crashes(stage: Stage) -> Report:
     return examine("local://", PYTHONPATH=crashing_engine(stage.folder))
 

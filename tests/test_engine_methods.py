@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import runpy
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from aiomooncake import adopt, connect
+from aiomooncake import Store, adopt, connect
 from aiomooncake.engine.binding import find_methods, load_binding
 from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
 from aiomooncake.engine.methods import AwaitableMethods, BlockingMethods
@@ -137,3 +138,48 @@ def test_those_that_hold_the_gil_are_known_by_name() -> None:
         check=True,
     )
     assert set(json.loads(done.stdout)) == set(GIL["HOLD"]) - GIL["_SKIPPED"]
+
+
+# --- names that are somewhere else ------------------------------------------------------------
+
+
+async def test_names_that_are_somewhere_else_are_told() -> None:
+    async with connect("memory://names") as store:
+        engine, blocking = store.engine, store.blocking
+        places: list[tuple[object, str, str]] = [
+            (store, "put_batch", "is a method of the binding, await store.engine.put_batch(…)"),
+            (store, "batch_is_exist", "await store.engine.batch_is_exist(…)"),
+            (store, "put_mny", "did you mean 'put_many'?"),
+            (store, "qqqzzz", "'Store' object has no attribute 'qqqzzz'"),
+            (store, "_putt", "'Store' object has no attribute '_putt'"),
+            (engine, "put_many", "is a verb of the store, await store.put_many(…)"),
+            (engine, "view", "is a verb of the store, store.view(…)"),
+            (blocking, "get_many", "is a verb of the store, await store.get_many(…)"),
+            (blocking, "batch_is_exists", "did you mean 'batch_is_exist'?"),
+            (engine, "qqqzzz", "dir() of this object lists those it has"),
+        ]
+        for place, name, said in places:
+            assert not hasattr(place, name)
+            with pytest.raises(AttributeError) as told:
+                getattr(place, name)
+            assert said in str(told.value)
+            assert told.value.name == name
+
+
+async def test_an_attribute_error_of_a_property_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hostname(self: Store) -> str:
+        raise AttributeError("its own")
+
+    async with connect("memory://names") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "hostname", property(hostname))
+            with pytest.raises(AttributeError, match=r"^its own$"):
+                _ = store.hostname
+
+
+async def test_a_store_is_copied_as_before() -> None:
+    async with connect("memory://names") as store:
+        assert copy.copy(store).engine is store.engine
+    empty = Store.__new__(Store)  # as pickle makes one
+    assert not hasattr(empty, "__setstate__")
+    assert not hasattr(empty, "rank")

@@ -146,7 +146,7 @@ def test_a_dummy_client_refuses_what_it_can_not_pass_on(options: dict[str, Any])
 
 
 def test_soft_pins_of_older_wheels() -> None:
-    """Up to 0.3.11 the option is a switch, without a time."""
+    """Up to 0.3.12.post1 the option is a switch, without a time."""
 
     class Native:
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import importlib.util
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import uuid
+import warnings
 from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -107,6 +109,36 @@ class Named(torch.Tensor):  # type: ignore[misc]  # torch is not looked at
     """A class of one's own."""
 
 
+class Wrapper(torch.Tensor):  # type: ignore[misc]  # torch is not looked at
+    """A tensor with another one inside and no memory of its own, as libraries of quantisation have.
+
+    What is computed of it is a plain tensor.
+    """
+
+    inner: Any
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrapped = [arg.inner if isinstance(arg, Wrapper) else arg for arg in args]
+        return func(*unwrapped, **(kwargs or {}))
+
+
+class Rewrapped(Wrapper):
+    """A wrapper of which everything that is computed is a wrapper too."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(super().__torch_dispatch__(func, types, args, kwargs))
+
+
 SHAPES: dict[str, Callable[[], Any]] = {
     "a scalar": lambda: torch.tensor(3.5),
     "empty": lambda: torch.empty(0, 3),
@@ -155,6 +187,14 @@ async def test_the_binding_reads_what_we_write_and_we_what_it_writes(
         assert await store.engine.put_tensor(f"{name}'", plain) == 0
         assert same(await store.get_tensor(f"{name}'"), plain), name
         assert await store.get(name) == await store.get(f"{name}'"), name
+
+
+@IN_MEMORY
+async def test_a_wrapper_that_becomes_a_plain_tensor_is_stored(store: Store, key: str) -> None:
+    await asyncio.to_thread(Wrapper(torch.ones(1)).detach)  # torch imports what it needs for them
+    for inner in (torch.arange(4.0), torch.arange(float(MB)), torch.rand(300, 300).t()):
+        await store.upsert_tensor(key, Wrapper(inner))
+        assert same(await store.get_tensor(key), inner)
 
 
 @pytest.mark.parametrize("what", SHAPES)
@@ -211,18 +251,56 @@ async def test_a_small_tensor_is_stored_as_it_was_given_at_the_call(store: Store
     assert same(await store.get_tensor(key), torch.ones(8))
 
 
+def nested(layout: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nested tensors are a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+def fake(count: int) -> Any:
+    """Make a tensor that says it is on the CPU, and has no elements anywhere."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(count)
+
+
+def freed(count: int, nbytes: int) -> Any:
+    """Make a tensor whose storage was made smaller, as FSDP does with parameters."""
+    tensor = torch.ones(count)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "complex": (lambda: torch.ones(2, dtype=torch.complex64), "has no complex64"),
     "float8_e8m0fnu": (lambda: torch.ones(2).to(torch.float8_e8m0fnu), "has no float8_e8m0fnu"),
     "meta": (lambda: torch.ones(2, device="meta"), r"is on meta.*tensor\.cpu\(\)"),
     "sparse": (lambda: torch.eye(2).to_sparse(), r"sparse_coo; pass tensor\.to_dense\(\)"),
+    "nested": (lambda: nested(torch.strided), r"is nested; pass its parts \(tensor\.unbind"),
+    "jagged": (lambda: nested(torch.jagged), r"is nested; pass its parts \(tensor\.unbind"),
+    "fake": (lambda: fake(10), "storage is on meta, not in memory of the CPU; pass a tensor"),
+    "fake and large": (lambda: fake(MB), "storage is on meta, not in memory of the CPU"),
+    "fake and empty": (lambda: fake(0), "storage is on meta, not in memory of the CPU"),
+    "functional": (lambda: torch._to_functional_tensor(torch.ones(3)), "no memory of its own"),
+    "a wrapper": (lambda: Rewrapped(torch.ones(3)), "no memory of its own"),
+    "freed": (lambda: freed(3, 0), "no memory of its own for all its elements"),
+    "freed in part": (lambda: freed(3, 8), "no memory of its own for all its elements"),
+    "efficient zeros": (lambda: torch._efficientzerotensor(3), "no memory of its own"),
+    "not initialised": (torch.nn.parameter.UninitializedParameter, "uninitialized parameter"),
     "nine dimensions": (lambda: torch.ones((1,) * 9), "has 9 dimensions"),
     "text": (lambda: "text", "can't store a str"),
     "a list": (lambda: [1.0], "can't store a list"),
     "an array of text": (lambda: np.array(["a"]), "the format of its buffer"),
     "an array of objects": (lambda: np.array([None]), "the format of its buffer is 'O'"),
-    "foreign byte order": (lambda: np.ones(2, dtype=">f4"), "byte order"),
-    "complex array": (lambda: np.ones(2, dtype=complex), "the format of its buffer is 'Zd'"),
+    "foreign byte order": (
+        lambda: np.ones(2, dtype=">f4"),
+        r"'>f'.*byte order; pass array\.astype\(array\.dtype\.newbyteorder\(\"=\"\)\)",
+    ),
+    "complex array": (
+        lambda: np.ones(2, dtype=complex),
+        "the format of its buffer is 'Zd', and Mooncake has float32",
+    ),
     "dates": (lambda: np.zeros(2, dtype="M8[s]"), "ndarray of datetime64"),
 }
 
@@ -231,11 +309,41 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", BAD)
 async def test_what_has_no_place_in_a_value_is_refused(store: Store, key: str, what: str) -> None:
     make, why = BAD[what]
+    bad = await asyncio.to_thread(make)  # torch imports what it needs for some
     with pytest.raises(InvalidArgumentError, match=f"(?s)put_tensor of '{key}'.*{why}"):
-        await store.put_tensor(key, make())
+        await store.put_tensor(key, bad)
     with pytest.raises(InvalidArgumentError, match=why):
-        await store.put_tensors({f"{key}good": torch.ones(1), key: make()})
+        await store.put_tensors({f"{key}good": torch.ones(1), key: bad})
+    with pytest.raises(InvalidArgumentError, match=why):
+        await store.put_tensor_shard(key, bad, [Axis("dp", 0, 1)])
+    with pytest.raises(InvalidArgumentError, match=why):
+        await store.upsert_tensor(key, bad, tp_size=1)
     assert await store.exists_many([key, f"{key}good"]) == [False, False]
+
+
+TRANSFORMS = {
+    "vmap": torch.vmap,
+    "grad": torch.func.grad,
+    "functionalize": torch.func.functionalize,
+}
+
+
+@IN_MEMORY
+@pytest.mark.parametrize("name", TRANSFORMS)
+async def test_what_a_transform_of_functions_works_on_is_refused(
+    store: Store, key: str, name: str
+) -> None:
+    """Such tensors stand for others: for all rows of one, for what a gradient is taken of."""
+    given = torch.ones(3, 2) if name == "vmap" else torch.ones(3)
+    await asyncio.to_thread(TRANSFORMS[name](torch.sum), given)  # torch imports what it needs
+
+    def put(tensor: Any) -> Any:
+        with pytest.raises(InvalidArgumentError, match="it has no memory of its own"):
+            store.put_tensor(key, tensor).send(None)
+        return tensor.sum()
+
+    TRANSFORMS[name](put)(given)
+    assert not await store.exists(key)
 
 
 # --- many tensors -----------------------------------------------------------------------------
@@ -396,8 +504,12 @@ async def test_many_tensors_are_split_and_joined(store: Store, key: str) -> None
 
 async def test_shards_of_another_kind_are_refused(store: Store, key: str) -> None:
     await store.put_tensor(key, torch.ones(6), tp_size=2)
-    with pytest.raises(InvalidArgumentError, match=r"rank 1 of 2, not .* rank 1 of 3"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"get_tensor of .* rank 1 of 2, not .* rank 1 of 3"
+    ):
         await store.get_tensor(key, tp_rank=1, tp_size=3)
+    (error,) = await store.get_tensors([key], tp_rank=1, tp_size=3, return_exceptions=True)
+    assert str(error).startswith(f"get_tensors of '{key}_tp_1': it is the shard")
     with pytest.raises(InvalidArgumentError, match="of 2, not"):
         await store.get_tensor(key, tp_size=3)
     await store.remove(f"{key}_tp_1", force=True)
@@ -421,6 +533,8 @@ async def test_shards_of_another_kind_are_refused(store: Store, key: str) -> Non
         ({"tp_size": 2, "split_dim": -3}, "split_dim=-3 is none"),
         ({"tp_size": 0}, "tp_size=0 is not usable"),
         ({"tp_size": "2"}, "tp_size='2' is not usable"),
+        ({"split_dim": 1}, "split_dim=1 needs tp_size="),
+        ({"split_dim": -1}, "split_dim=-1 needs tp_size="),
     ],
 )
 async def test_what_can_not_be_split_so_is_refused(
@@ -430,10 +544,26 @@ async def test_what_can_not_be_split_so_is_refused(
         await store.put_tensor(key, torch.ones(6, 4), **options)
     with pytest.raises(InvalidArgumentError):
         await store.put_tensor(key, torch.tensor(1.0), tp_size=2)
+    with pytest.raises(InvalidArgumentError, match=why):
+        await store.put_tensors({key: torch.ones(6, 4)}, **options)
+
+
+@IN_MEMORY
+async def test_one_rank_has_all_of_it(store: Store, key: str) -> None:
+    """So that a program of any number of ranks can be run with one."""
+    whole = torch.ones(6, 4)
+    await store.put_tensor(key, whole, tp_size=1, split_dim=1)
+    assert same(await store.get_tensor(key, tp_rank=0, tp_size=1), whole)
+    assert same(await store.get_tensor(key), whole)
 
 
 @IN_MEMORY
 async def test_ranks_are_checked(store: Store, key: str) -> None:
+    for rank in (0, 1):
+        with pytest.raises(InvalidArgumentError, match=f"tp_rank={rank} needs tp_size="):
+            await store.get_tensor(key, tp_rank=rank)
+        with pytest.raises(InvalidArgumentError, match=f"tp_rank={rank} needs tp_size="):
+            await store.get_tensors([key], tp_rank=rank)
     for rank, size in ((2, 2), (-1, 2), (1, 1), (True, 2), (0, 0)):
         with pytest.raises(InvalidArgumentError, match="is not usable"):
             await store.get_tensor(key, tp_rank=rank, tp_size=size)
@@ -459,6 +589,24 @@ async def test_a_shard_is_found_by_its_axes(store: Store, key: str, end: str) ->
     assert same(await store.get_tensor_shard(key, PLACES[end][::-1]), shard)
     split = any(axis.kind == "tp" for axis in PLACES[end])
     assert await store.exists(f"{key}__parallelism_manifest") == split
+
+
+async def test_a_shard_that_was_split_in_another_way_is_refused(store: Store, key: str) -> None:
+    """Its key says no more than the rank."""
+    shard = torch.ones(2, 3)
+    await store.put_tensor_shard(key, shard, [Axis("tp", 1, 2, split_dim=1)])
+    await store.put_tensor(f"{key}split", torch.ones(2, 6), tp_size=2, split_dim=1)
+    for name in (key, f"{key}split"):
+        assert same(await store.get_tensor_shard(name, [Axis("tp", 1, 2, split_dim=1)]), shard)
+        for axis, other in (
+            (Axis("tp", 1, 2, split_dim=0), "rank 1 of 2 by dimension 0"),
+            (Axis("tp", 1, 4, split_dim=1), "rank 1 of 4 by dimension 1"),
+        ):
+            with pytest.raises(
+                InvalidArgumentError,
+                match=f"get_tensor_shard of '{name}_tp_1': .* 1 of 2 by dimension 1, not .*{other}",
+            ):
+                await store.get_tensor_shard(name, [axis])
 
 
 def native_axes(axes: list[Axis]) -> Any:
@@ -525,6 +673,7 @@ async def test_the_binding_puts_our_shards_together_and_splits_them_anew(
         (("xp", 0, 2), "of kind 'tp', 'dp'"),
         (("dp", 2, 2), "ranks 0 to 1"),
         (("dp", -1, 2), "integers from 0"),
+        (("tp", 0, 0), "the size of an axis is at least 1"),
         (("tp", 0, 2), "'tp' needs split_dim="),
         (("dp", 0, 2, 1), "'dp' takes no split_dim="),
         (("ep", 0, 2), "'ep' needs expert_id="),
@@ -542,10 +691,15 @@ async def test_shards_are_checked(store: Store, key: str) -> None:
     for axes, why in (
         ([], "needs axes"),
         ([axis, axis], "one axis of each kind"),
-        (["tp"], "needs"),
+        (["tp"], r"a list of aiomooncake\.tensors\.Axis, not \['tp'\]"),
+        (axis, r"a list of aiomooncake\.tensors\.Axis, not Axis\("),
+        (None, "a list of"),
+        (iter([axis]), "a list of"),
     ):
         with pytest.raises(InvalidArgumentError, match=why):
             await store.put_tensor_shard(key, torch.ones(2, 2), axes)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match=why):
+            await store.get_tensor_shard(key, axes)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="has 1 dimensions"):
         await store.put_tensor_shard(key, torch.ones(2), [axis])
 
@@ -600,6 +754,25 @@ async def test_memory_by_its_address_is_kept_by_the_tensor(store: Store, key: st
 
 
 @IN_OUR_MEMORY
+async def test_memory_that_was_given_back_is_not_touched(store: Store, key: str) -> None:
+    """By its address it may be somebody else's by now, or nobody's: that was a SIGSEGV."""
+    own = bytearray(4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+    for given in ({"address": address, "nbytes": len(own)}, {"memory": own}):
+        buffer = await store.register(**given)
+        await buffer.aclose()
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            await store.put_tensor_from(key, buffer)
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            tensor_in(buffer, (4,), "float32")
+    async with store.register(bytes(4096)) as buffer:
+        with pytest.raises(InvalidArgumentError, match="read-only"):
+            tensor_in(buffer, (4,), "float32")
+    async with store.register(own) as buffer:
+        with pytest.raises(InvalidArgumentError, match="8 dimensions at most"):
+            tensor_in(buffer, (0, *[1] * 8), "float32")
+
+
 async def test_memory_is_checked(store: Store, key: str) -> None:
     await store.put_tensor(key, torch.ones(100))
     await store.put(f"{key}bytes", b"x" * 400)
@@ -608,8 +781,22 @@ async def test_memory_is_checked(store: Store, key: str) -> None:
             await store.put_tensor_from(key, buffer)
         with pytest.raises(InvalidArgumentError, match="registered memory"):
             await store.put_tensor_from(key, b"memory")  # type: ignore[arg-type]
-        with pytest.raises(BufferTooSmallError):
+        with pytest.raises(InvalidArgumentError, match="get_tensor_into needs registered memory"):
+            await store.get_tensor_into(key, torch.ones(200))
+        with pytest.raises(InvalidArgumentError, match="get_tensors_into needs registered memory"):
+            await store.get_tensors_into({key: [buffer]})  # type: ignore[dict-item]
+        with pytest.raises(
+            BufferTooSmallError,
+            match=rf"get_tensor_into of '{key}': .* the 400 bytes of the memory; .*size\(key\)",
+        ) as caught:
             await store.get_tensor_into(key, buffer[:400])
+        assert caught.value.key == key
+        (error,) = await store.get_tensors_into({key: buffer[:400]}, return_exceptions=True)
+        assert f"get_tensors_into of '{key}': " in str(error)
+        assert isinstance(error, BufferTooSmallError)
+        room = await store.size(key)
+        assert room == HEADER_SIZE + 400
+        assert await store.get_tensor_into(key, buffer[:room]) is not None
         with pytest.raises(SerializationError, match="is no tensor"):
             await store.get_tensor_into(f"{key}bytes", buffer)
         with pytest.raises(InvalidArgumentError, match="multiple of 4"):
@@ -618,9 +805,22 @@ async def test_memory_is_checked(store: Store, key: str) -> None:
             await store.get_tensors_into({key: buffer[:4096], f"{key}bytes": buffer[4096:]})
         with pytest.raises(BufferTooSmallError, match="needs 65840 with its header"):
             tensor_in(buffer, [65536], torch.int8)
-        for shape, dtype in (([-1], torch.int8), ([1], torch.complex64), ([1], "what")):
-            with pytest.raises((InvalidArgumentError, TypeError)):
+        before = bytes(buffer.view or b"")
+        for shape, dtype, why in (
+            ([-1], torch.int8, "shape=-1 is not usable"),
+            (
+                [1],
+                torch.complex64,
+                "dtype=torch.complex64 is not usable: Mooncake has no complex64",
+            ),
+            ([1], "what", "dtype='what' is not usable"),
+            ([1], object(), "is not usable"),
+            ([1], "bfloat16", "NumPy has no bfloat16; pass torch.bfloat16"),
+            ([1], "complex64", "Mooncake has no complex64"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=why):
                 tensor_in(buffer, shape, dtype)
+        assert bytes(buffer.view or b"") == before
 
 
 @IN_OUR_MEMORY
@@ -665,7 +865,7 @@ async def test_files_are_those_of_safetensors(store: Store, key: str, tmp_path: 
     tensors = {f"{key}{name}": noise(dtype, 3, 2) for name, dtype in ALL.items()}
     tensors |= {f"{key}scalar": torch.tensor(2.0), f"{key}large": torch.arange(3 * MB)}
     await store.put_tensors(tensors)
-    await store.save_tensors(tmp_path / "ours", tensors)
+    await store.save_tensors(tmp_path / "ours", list(tensors))
     theirs = load_file(tmp_path / "ours")
     assert theirs.keys() == tensors.keys()
     assert all(same(theirs[name], tensor) for name, tensor in tensors.items())
@@ -687,8 +887,28 @@ async def test_a_file_is_written_whole_or_not_at_all(
         await store.save_tensors(tmp_path / "file", [key, "nothing here"])
     with pytest.raises(SerializationError):
         await store.save_tensors(tmp_path / "file", [key, f"{key}bytes"])
-    with pytest.raises(OSError, match="No such file"):
-        await store.save_tensors(tmp_path / "no folder" / "file", [key])
+    for path, why in (
+        (tmp_path / "no folder" / "file", FileNotFoundError),
+        (tmp_path / "plain" / "file", NotADirectoryError),
+        (tmp_path / "folder", IsADirectoryError),
+    ):
+        (tmp_path / "plain").touch()
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        with pytest.raises(why) as caught:
+            await store.save_tensors(path, [key])
+        assert caught.value.filename == str(path)
+        assert str(caught.value).endswith(f": {str(path)!r}")
+    assert names_in(tmp_path) == ["folder", "plain"]
+    assert not names_in(tmp_path / "folder")
+
+
+@IN_MEMORY
+async def test_tensors_of_the_callers_are_not_taken_for_keys(
+    store: Store, key: str, tmp_path: Path
+) -> None:
+    await store.put_tensor(key, torch.ones(2))
+    with pytest.raises(InvalidArgumentError, match=r"takes keys, .* not a dict: .*put_tensors"):
+        await store.save_tensors(tmp_path / "file", {key: torch.zeros(2)})
     assert not names_in(tmp_path)
 
 
@@ -714,6 +934,11 @@ F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (table(a=F32 | {"shape": [-1]}) + b"1234", "has a shape"),
         (table(a=F32 | {"data_offsets": [-4, 0]}) + b"1234", "has a shape"),
         (table(a={"dtype": "F32"}) + b"1234", "is no file of safetensors"),
+        (table(a=F32 | {"shape": [1] * 9}) + b"1234", "a shape or a place that can't be"),
+        (table(a=F32 | {"data_offsets": [0.0, 4.0]}) + b"1234", "a shape or a place"),
+        (table(a=F32 | {"shape": [0, 1 << 70], "data_offsets": [0, 0]}), "a shape or a place"),
+        (table(a=F32 | {"shape": [float("inf")]}) + b"1234", "is no file of safetensors"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "is no file of safetensors"),
     ],
 )
 async def test_bad_files_are_refused(
@@ -725,6 +950,18 @@ async def test_bad_files_are_refused(
         await store.load_tensors(path)
     with pytest.raises(FileNotFoundError):
         await store.load_tensors(tmp_path / "none")
+
+
+@IN_MEMORY
+async def test_a_file_may_be_written_twice_side_by_side(
+    store: Store, key: str, tmp_path: Path
+) -> None:
+    """Both used the same file until it was whole, and one took it away from the other."""
+    path = tmp_path / "file"
+    await store.put_tensor(key, torch.ones(1 << 20))
+    for _ in range(5):
+        await asyncio.gather(*(store.save_tensors(path, [key]) for _ in range(3)))
+    assert names_in(tmp_path) == ["file"]
 
 
 # --- headers ----------------------------------------------------------------------------------
@@ -755,6 +992,34 @@ def test_a_header_that_is_broken_anywhere_is_no_crash(at: int) -> None:
         broken[at] = byte
         with contextlib.suppress(SerializationError):
             assert Header.parse(broken, "k").end == len(GOOD)
+
+
+@IN_MEMORY
+async def test_values_that_lie_are_told(store: Store, key: str) -> None:
+    """Shapes without elements, and of more elements than there are numbers for."""
+    shape = (0, 1 << 62, 1 << 62)
+    await store.put(key, Header(DTYPES[0], shape, shape).pack())
+    for like in ("torch", "numpy"):
+        with pytest.raises(SerializationError, match="can't be made"):
+            await store.get_tensor(key, like=like)
+    assert await store.engine.get_tensor(key) is None
+    for rank, columns in enumerate((3, 4)):
+        axis = Axis("tp", rank, 2, split_dim=0)
+        header = Header(DTYPES[0], (2, columns), (4, columns), (axis,))
+        await store.put(f"{key}_tp_{rank}", header.pack() + bytes(header.nbytes))
+    with pytest.raises(SerializationError):
+        await store.get_tensor(key, tp_size=2)
+
+
+@IN_MEMORY
+async def test_a_tensor_is_split_for_no_more_ranks_than_there_may_be(
+    store: Store, key: str
+) -> None:
+    """Each is a key, and a million of them held up the loop for 9 s."""
+    with pytest.raises(InvalidArgumentError, match="4096 ranks at most"):
+        await store.get_tensor(key, tp_size=10**12)
+    with pytest.raises(InvalidArgumentError, match="4096 ranks at most"):
+        await store.put_tensor(key, np.zeros((0, 4)), tp_size=10**12)
 
 
 @pytest.mark.parametrize("length", [0, 1, 303, 304, 327, 329])
@@ -852,6 +1117,39 @@ def test_arrays_are_stored_and_read_where_there_is_no_torch() -> None:
     """)
     assert out.startswith("[0, 1, 2, 3]\n")
     assert "pip install 'aiomooncake[torch]', or ask for like=\"numpy\"" in out
+
+
+def test_buffers_are_stored_where_there_is_no_numpy() -> None:
+    out = run_program("""
+        import asyncio, sys
+        sys.modules["numpy"] = None    # as if it were not installed
+        import array, aiomooncake
+        from aiomooncake.tensors import tensor_in
+
+        async def main():
+            async with aiomooncake.connect("memory://nonumpy") as store:
+                numbers = array.array("d", [1.0, 2.0])
+                await store.put_tensor("a", numbers)
+                print(len(await store.get("a")))
+                try:
+                    await store.put_tensor("b", numbers, tp_size=2)
+                except ImportError as exc:
+                    print(exc)
+                try:
+                    await store.get_tensor("a", like="numpy")
+                except ImportError as exc:
+                    print(exc)
+                async with store.allocate(4096) as memory:
+                    try:
+                        tensor_in(memory, [2], "f4")
+                    except ImportError as exc:
+                        print(exc)
+
+        asyncio.run(main())
+    """)
+    assert out.startswith("320\n")
+    assert out.count("need NumPy, which can't be imported here") == 3
+    assert out.count("pip install numpy") == 3
 
 
 def test_torch_and_numpy_are_imported_when_they_are_used() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,11 +19,16 @@ import pytest
 from packaging.version import Version
 
 from aiomooncake import NotSupportedError, ReplicateConfig, StoreConfig
-from aiomooncake.engine import lifecycle
-from aiomooncake.engine.binding import load_binding, native_replicate_config
-from aiomooncake.engine.options import check_wheel
+from aiomooncake.engine import lifecycle, options
+from aiomooncake.engine.binding import (
+    installed_distributions,
+    load_binding,
+    native_replicate_config,
+)
+from aiomooncake.engine.options import check_installed, check_version, check_wheel
 from aiomooncake.engine.since import METHODS_SINCE, OLDEST, no_method
 from tests import versions_scenes as scenes
+from tests.adversity.doctor_scenes import other_distribution
 from tests.adversity.processes import run_scene
 from tests.versions_calls import ALL_CALLS
 
@@ -108,6 +116,10 @@ def test_a_missing_method_is_named_with_its_wheel() -> None:
     error = no_method("batch_put_session_start", rank=3)
     assert "has no batch_put_session_start: install 0.3.13 or newer" in str(error)
     assert isinstance(error, AttributeError), "what hasattr() asks for"
+    shown = "".join(traceback.format_exception_only(error))
+    assert shown.startswith("aiomooncake.errors.NotSupportedError: [TP3] "), "what can be caught"
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(other), str(other), other.rank) == (NotSupportedError, str(error), 3)
     assert str(no_method("never_seen")).endswith("has no never_seen: install a newer wheel")
 
 
@@ -218,6 +230,60 @@ def test_wheels_whose_values_may_be_read_too_early_are_warned_of_once(
         config = StoreConfig("127.0.0.1:1", direct=False)
         lifecycle.RealLifecycle(binding, config, "127.0.0.1", None)
     assert caplog.text.count("Mooncake 0.3.11.post1 says that a value is stored") == warnings
+
+
+@pytest.mark.parametrize(
+    ("version", "dummy", "refused"),
+    [
+        ("0.3.9", False, "engine 0.3.9 is too old for aiomooncake: install 0.3.10.post2 or newer"),
+        ("0.3.10", False, "too old for aiomooncake"),
+        ("0.3.10.post1", True, "too old for aiomooncake"),
+        ("0.3.10.post2", False, ""),
+        ("0.3.10.post10", False, ""),
+        ("0.3.11", False, ""),
+        ("0.4.0", True, ""),
+        ("1.0.0", True, ""),
+        ("0.3.12.post1", True, "engine 0.3.12.post1 is too old for dummy clients"),
+        ("0.3.13", True, ""),
+        (None, True, ""),  # none, or several
+        ("0.3.9+ours", True, ""),  # it may have what is needed
+        ("0.3.13rc1", True, ""),
+    ],
+)
+def test_which_versions_are_refused(version: str | None, dummy: bool, refused: str) -> None:
+    if not refused:
+        check_version(version, dummy=dummy)
+        return
+    with pytest.raises(NotSupportedError) as told:
+        check_version(version, dummy=dummy)
+    assert str(told.value).startswith(refused) or refused in str(told.value)
+
+
+def test_a_refused_version_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody upgrades in a notebook that has been told so."""
+    found = ["0.3.13.post1", "0.3.9"]
+    monkeypatch.setattr(options, "installed_version", found.pop)
+    options._look.cache_clear()
+    try:
+        with pytest.raises(NotSupportedError):
+            check_installed(dummy=False)
+        check_installed(dummy=False)
+        check_installed(dummy=False)
+    finally:
+        options._look.cache_clear()
+    assert not found
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("version", "refused"), [("0.3.9", 3), ("0.3.12.post1", 1)])
+def test_a_wheel_that_is_too_old_is_told_before_the_wait(
+    tmp_path: Path, version: str, refused: int
+) -> None:
+    """Without a master; it was told when there was one, or after 120 s."""
+    name = next(iter(installed_distributions()))
+    path = other_distribution(tmp_path, name, version)
+    scene = run_scene(scenes.wheels_refused_before_the_wait, version, str(refused), PYTHONPATH=path)
+    scene.check(within=30)
 
 
 @ON_LINUX

@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 import dataclasses
 import logging
+import sys
+import time
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,12 @@ from aiomooncake.engine import entry_points
 from aiomooncake.engine.binding import Binding, load_binding
 from aiomooncake.engine.entry_points import DummyEntry, RealEntry
 
-__all__ = ["a_package_as_in_0_3_14", "old_wheels_are_refused", "too_new_a_wheel"]
+__all__ = [
+    "a_package_as_in_0_3_14",
+    "old_wheels_are_refused",
+    "too_new_a_wheel",
+    "wheels_refused_before_the_wait",
+]
 
 SMALL: dict[str, Any] = {"global_segment_size": 16 << 20, "local_buffer_size": 4 << 20}
 
@@ -106,3 +113,28 @@ def old_wheels_are_refused() -> None:
             assert "install 0.3.13 or newer" in text, text
 
     asyncio.run(main())
+
+
+def wheels_refused_before_the_wait(version: str, refused: str) -> None:
+    """Connect where nobody listens; the engine is not even imported."""
+    nobody = "127.0.0.1:1"
+
+    async def main() -> None:
+        told = []
+        ways: list[tuple[str | None, dict[str, Any]]] = [
+            (None, {"client_server_address": nobody}),
+            (nobody, {}),
+            ("local://", {}),
+        ]
+        for target, options in ways[: int(refused)]:
+            began = time.monotonic()
+            try:
+                await aiomooncake.connect(target, timeout=25, **options)
+            except NotSupportedError as error:
+                told.append(str(error))
+            assert time.monotonic() - began < 2
+        assert len(told) == int(refused), told
+        assert all(text.startswith(f"engine {version} is too old for ") for text in told), told
+
+    asyncio.run(main())
+    assert not [name for name in sys.modules if name.split(".")[0] == "mooncake"]

@@ -169,7 +169,7 @@ async def _mount(store: Store) -> None:
     """Lend memory to the cluster, as a rank does whose memory comes late."""
     if "allocate_and_mount_segment" not in dir(store.engine):
         raise NotSupportedError(
-            "the demo mounts memory late, which this engine can't: install 0.3.11 or newer",
+            "the demo mounts memory late, which this engine can't: install 0.3.11.post1 or newer",
             rank=store.rank,
         )
     answer = await store.engine.allocate_and_mount_segment(_SEGMENT)

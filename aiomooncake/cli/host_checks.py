@@ -22,7 +22,8 @@ from aiomooncake.cli.doctor import Case, Finding, fail, ok, skip, warn
 from aiomooncake.cli.options import place_of
 from aiomooncake.cli.probe import ask
 from aiomooncake.config import split_address
-from aiomooncake.errors import ConfigError
+from aiomooncake.engine.options import check_version
+from aiomooncake.errors import ConfigError, NotSupportedError
 from aiomooncake.master import failure_reason
 
 if TYPE_CHECKING:
@@ -137,6 +138,12 @@ async def check_engine(case: Case) -> list[Finding]:
         return [*findings, fail("engine", text, cure, **facts)]
     if findings:
         return findings
+    dummy = case.config is not None and case.config.client_server_address is not None
+    try:
+        check_version(found["version"], dummy=dummy)
+    except NotSupportedError as error:
+        text, _, cure = _split(str(error))
+        return [fail("engine", text, cure, distributions=wheels, version=found["version"])]
     text = f"{named or found['shared_object']}, aiomooncake {__version__}"
     return [ok(text, distributions=wheels, version=found["version"])]
 

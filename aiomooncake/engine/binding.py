@@ -61,7 +61,7 @@ _SINCE: Final = {
     "preferred_nof_segments": "0.3.12.post1",
     "soft_pin_action": "0.3.13",
     "soft_pin_ttl_ms": "0.3.13",
-    "data_type": "0.3.11",
+    "data_type": "0.3.11.post1",
     "group_ids": "0.3.12.post1",
 }
 
@@ -250,7 +250,7 @@ def native_replicate_config(binding: Binding, config: ReplicateConfig) -> Any:
         if value == field.default:
             continue
         if name == "soft_pin_action" and value == "enable" and hasattr(native, "with_soft_pin"):
-            native.with_soft_pin = True  # all that wheels up to 0.3.11 know of it
+            native.with_soft_pin = True  # all that wheels up to 0.3.12.post1 know
             continue
         wheel = f"engine {binding.version}" if binding.version else "the installed engine"
         if not hasattr(native, name):

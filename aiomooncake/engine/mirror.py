@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from aiomooncake._codes import RPC_CODES
+from aiomooncake._values import nearest
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine import methods
 from aiomooncake.engine.since import METHODS_SINCE, no_method
@@ -85,9 +87,19 @@ class _Mirror:
         if name not in self._methods:
             if name in METHODS_SINCE:
                 raise no_method(name, rank=self._client.rank)
-            raise AttributeError(
-                f"this engine has no method {name!r}; dir() of this object lists those it has"
-            )
+            raise AttributeError(f"this engine has no method {name!r}{self._hint(name)}", name=name)
+
+    def _hint(self, name: str) -> str:
+        from aiomooncake.store import Store  # which imports this module
+
+        verb = getattr(Store, name, None)
+        if callable(verb):
+            awaited = "await " if inspect.iscoroutinefunction(verb) else ""
+            return f": it is a verb of the store, {awaited}store.{name}(…)"
+        meant = nearest(name, self._methods)
+        if meant is not None:
+            return f": did you mean {meant!r}?"
+        return "; dir() of this object lists those it has"
 
     def _refusal(self, name: str) -> tuple[type[MooncakeError], str] | None:
         """Tell why a method is not to be called by hand, or can't be by this client."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
+import re
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,13 +31,24 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-__all__ = ["check_dummy_options", "check_methods", "check_options", "check_wheel"]
+__all__ = [
+    "check_dummy_options",
+    "check_installed",
+    "check_methods",
+    "check_options",
+    "check_version",
+    "check_wheel",
+]
 
 # What the verbs call, of which wheels before 0.3.10.post2 lack one or the other.
 _NEEDED: Final = frozenset({"batch_remove", "batch_upsert_from", "health_check", "upsert_from"})
 # Came with 0.3.13, whose dummy clients are the first that are right: earlier ones cut a value to
 # the memory it is read into, and can't store one of some MB. That does not show from outside.
 _WITH_RIGHT_DUMMIES: Final = "batch_get_session_start"
+_RIGHT_DUMMIES: Final = "0.3.13"
+
+_looking: Final = threading.Lock()
+_RELEASE: Final = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:\.post([0-9]+))?", re.ASCII)
 
 _OFFLOAD: Final = ("enable_ssd_offload", "ssd_offload_path")
 _NEWEST: Final = ("tenant_id", "enable_client_http_server", "client_http_port")
@@ -88,11 +102,52 @@ def check_wheel(binding: Binding, *, dummy: bool) -> None:
     """
     check_methods(binding.methods, binding.version)
     if dummy and _WITH_RIGHT_DUMMIES not in binding.methods:
+        raise _wrong_dummies(binding.version)
+
+
+def check_installed(*, dummy: bool) -> None:
+    """Refuse the installed wheel before it is loaded, if its version says that it is too old.
+
+    Reads files: not for a loop.
+
+    Raises:
+        NotSupportedError: It is; in the words of :func:`check_wheel`.
+    """
+    with _looking:  # of many ranks that begin at once, one reads; the others don't ask for the GIL
+        _look(dummy)
+
+
+@functools.cache  # what is taken; a refusal is not kept, so an upgrade helps at once
+def _look(dummy: bool) -> None:
+    check_version(installed_version(), dummy=dummy)
+
+
+def check_version(version: str | None, *, dummy: bool) -> None:
+    """Refuse a wheel by its version; one that is not known, or no plain release, passes.
+
+    Raises:
+        NotSupportedError: It is too old for a client of this kind.
+    """
+    if _is_before(version, OLDEST):
         raise NotSupportedError(
-            f"{_name(binding.version)} is too old for dummy clients, which cut large values short: "
-            "install 0.3.13 or newer, or connect to the master instead, without "
-            "client_server_address"
+            f"{_name(version)} is too old for aiomooncake: install {OLDEST} or newer"
         )
+    if dummy and _is_before(version, _RIGHT_DUMMIES):
+        raise _wrong_dummies(version)
+
+
+def _wrong_dummies(version: str | None) -> NotSupportedError:
+    return NotSupportedError(
+        f"{_name(version)} is too old for dummy clients, which cut large values short: install "
+        f"{_RIGHT_DUMMIES} or newer, or connect to the master instead, without "
+        "client_server_address"
+    )
+
+
+def _is_before(version: str | None, oldest: str) -> bool:
+    releases = [_RELEASE.fullmatch(each or "") for each in (version, oldest)]
+    mine, least = ([int(n or -1) for n in each.groups()] if each else [] for each in releases)
+    return bool(mine) and mine < least
 
 
 def check_methods(

@@ -13,11 +13,13 @@ from aiomooncake import (
     MooncakeError,
     NoSpaceError,
     NotSupportedError,
+    ReplicaError,
     RpcError,
     Store,
     StoreClosedError,
     TaskError,
     TransferError,
+    UnavailableError,
     adopt,
     connect,
 )
@@ -137,7 +139,7 @@ async def test_a_wheel_without_segments_tasks_and_sessions(engine: InMemoryEngin
     assert native.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "master") == 0
     async with adopt(native) as store:
         with pytest.raises(
-            NotSupportedError, match=r"has no mount_segment: install 0\.3\.11 or newer"
+            NotSupportedError, match=r"has no mount_segment: install 0\.3\.11\.post1 or newer"
         ):
             await store.mount_segment(MB)
         with pytest.raises(
@@ -159,6 +161,7 @@ async def test_a_wheel_without_segments_tasks_and_sessions(engine: InMemoryEngin
     [
         ("create_copy_task", -1401, TaskError),
         ("create_copy_task", -900, RpcError),
+        ("create_copy_task", -1010, UnavailableError),
         ("query_task", -1400, TaskError),
         ("query_task", -901, RpcError),
     ],
@@ -230,6 +233,16 @@ async def test_a_session_whose_end_fails_is_revoked(engine: InMemoryEngine, stor
     assert not engine._objects
 
 
+async def test_a_session_whose_segment_goes_is_a_transfer_that_failed(
+    engine: InMemoryEngine, store: Store
+) -> None:
+    engine.fault("batch_put_session_end", code=-704, times=1)
+    async with store.allocate(MB) as buffer:
+        with pytest.raises(TransferError, match="segment it was being stored in went"):
+            async with store.put_session({"key": 10}) as session:
+                await session.write("key", 0, buffer[:10])
+
+
 async def test_a_session_without_room_reserves_nothing(
     engine: InMemoryEngine, store: Store
 ) -> None:
@@ -280,6 +293,42 @@ async def test_a_read_goes_on_after_its_lease(engine: InMemoryEngine, store: Sto
         engine.fault("batch_get_into_multi_buffer_ranges", code=-707, times=4)
         with pytest.raises(MooncakeError, match="LEASE_EXPIRED"):
             await session.read_into("key", 0, buffer)
+
+
+@pytest.mark.parametrize("code", [-900, -901])
+async def test_a_read_whose_place_can_not_be_asked_is_no_change(
+    engine: InMemoryEngine, store: Store, code: int
+) -> None:
+    """The engine tells of no copies also when it did not reach the master."""
+    await store.put("key", b"0123456789")
+    async with store.allocate(MB) as buffer, store.get_session(["key"]) as session:
+        engine.fault("batch_get_replica_desc", code=code, times=1)
+        engine.fault("get_size", code=code, times=1)
+        with pytest.raises(RpcError) as failed:
+            await session.read_into("key", 0, buffer)
+        assert failed.value.code == code
+        # Away for the first question only.
+        engine.fault("batch_get_replica_desc", code=code, times=1)
+        assert await session.read_into("key", 0, buffer) == 10
+        engine.fault("batch_get_replica_desc", code=code, times=2)
+        with pytest.raises(ReplicaError, match="changed meanwhile"):
+            await session.read_into("key", 0, buffer)
+
+
+async def test_a_large_read_whose_place_can_not_be_asked(
+    engine: InMemoryEngine, store: Store, hold: Hold
+) -> None:
+    """Neither the look before nor the one after it told a place: it was taken for unchanged."""
+    await store.put("large", bytes(9 * MB))
+    engine.fault("batch_get_replica_desc", code=-900, times=2)
+    engine.fault("batch_get_into_multi_buffer_ranges", hold=hold, times=1)
+    reading = asyncio.ensure_future(store.get("large"))
+    await hold()
+    engine.fault("get_size", code=-900, times=1)
+    hold.set()
+    with pytest.raises(RpcError):
+        await reading
+    assert await store.get("large") == bytes(9 * MB)
 
 
 async def test_a_store_that_is_closed_under_a_session(engine: InMemoryEngine) -> None:

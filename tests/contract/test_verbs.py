@@ -480,8 +480,10 @@ async def test_a_pattern_removes_what_it_is_found_in(
 
 @pytest.mark.parametrize("pattern", ["([", "", None, b"a", "a\ud800"])
 async def test_a_bad_pattern_is_refused(store: Store, pattern: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="remove_by_regex"):
+    with pytest.raises(InvalidArgumentError, match="remove_by_regex") as refused:
         await store.remove_by_regex(pattern)
+    assert "local_buffer_size" not in str(refused.value)
+    assert pattern != "([" or "pattern '([': it must be" in str(refused.value)
 
 
 async def test_remove_all_tells_how_many_went(
