@@ -130,6 +130,9 @@ def _places(scheme: str, rest: str) -> list[str]:
 
 
 def _check_hosts(scheme: str, rest: str, field: str, value: object) -> None:
+    if scheme == "etcd" and "@" in rest:
+        # Worse: etcd's own client writes the address to the standard error as it is.
+        raise bad_value(field, value, "leave user and password out, which the engine does not send")
     places = _places(scheme, rest)
     # What is said of one place alone could show a password, which would not be recognised there.
     wrong = [place for place in places if not _is_host(place)]

@@ -198,6 +198,9 @@ def check_text(value: object, *, field: str, spaces: bool = False) -> str:
         return text  # most texts, and quicker than all the checks
     if any(char < " " or char == "\x7f" for char in text):
         raise bad_value(field, value, "it holds a control character, such as NUL or a newline")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        # Such as bytes of the environment that are no UTF-8; the binding's error shows them whole.
+        raise bad_value(field, value, "it is no valid Unicode")
     if not spaces and any(char.isspace() for char in text):
         raise bad_value(field, value, "it holds a space")
     return text

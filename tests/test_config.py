@@ -169,7 +169,7 @@ def test_values_are_normalised() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["h:1", "[::1]:50051", "etcd://u:p@a:2379,b:2379", "redis://h:6379/0", "k8s://ns/lease"],
+    ["h:1", "[::1]:50051", "etcd://a:2379,b:2379", "redis://h:6379/0", "k8s://ns/lease"],
 )
 def test_masters_may_be_named_in_many_ways(address: str) -> None:
     assert StoreConfig(address).master_server_address == address

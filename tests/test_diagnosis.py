@@ -104,9 +104,9 @@ async def test_a_standby_is_silent_too() -> None:
 
 
 async def test_a_master_behind_a_coordinator_cannot_be_probed_and_it_says_so() -> None:
-    found = await ask(StoreConfig("etcd://user:secret@10.0.0.1:2379", global_segment_size=0))
+    found = await ask(StoreConfig("redis://user:secret@10.0.0.1:6379", global_segment_size=0))
     assert found.kind is DiagnosisKind.NO_SEGMENT
-    assert "the master behind etcd:// can't be probed" in found.evidence
+    assert "the master behind redis:// can't be probed" in found.evidence
     assert "secret" not in str(found)
 
 

@@ -220,7 +220,7 @@ async def test_an_error_carries_its_key() -> None:
 SECRETS = [
     "redis://user:sekret@10.0.0.1:6379",
     "redis://:sekret@10.0.0.1:6379",
-    "etcd://user:sek%40ret:sekret@10.0.0.1:2379,10.0.0.2:2379",
+    "redis://user:sek%40ret:sekret@10.0.0.1:6379",
     "http://10.0.0.1:8080/metadata?token=sekret",
     "http://user:p@sekret@10.0.0.1:8080/metadata?x=1&api_key=sekret&y=2",
     "https://10.0.0.1/metadata?Password=sekret#part",
