@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._tasks import finished, once
+from aiomooncake._values import check_text
 from aiomooncake.config import parse_size
 from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
@@ -36,6 +37,7 @@ __all__ = ["Segment", "SegmentVerbs", "size_argument"]
 _UNKNOWN: Final = (-1, -600, -101)
 # User space ends there; near the end of 64 bits the engine's rounding up wraps around to nothing.
 _LARGEST: Final = 1 << 47
+_LONGEST: Final = 10**9  # seconds: the engine counts them in nanoseconds, with 64 bits
 
 
 class Segment:
@@ -232,10 +234,13 @@ class SegmentVerbs:
         self._check_sizes(size, start, has_path=path is not None)
         if protocol is None:
             protocol = "tcp" if self.config is None else self.config.protocol
+        file = None if path is None else os.fspath(path)
+        for what, text in (("path", file or ""), ("protocol", protocol), ("location", location)):
+            _check_text(text, what, rank)
         segment = Segment(
             self._client,
             nbytes=size,
-            path=None if path is None else os.fspath(path),
+            path=file,
             offset=start,
             protocol=protocol,
             location=location,
@@ -296,11 +301,19 @@ def size_argument(size: object, verb: str, what: str, rank: int | str | None) ->
         raise InvalidArgumentError(f"{verb}: {exc}", rank=rank) from None
 
 
+def _check_text(text: object, what: str, rank: int | str | None) -> None:
+    try:
+        check_text(text, field=what, spaces=True)
+    except ConfigError as exc:
+        raise InvalidArgumentError(f"mount_segment: {exc}", rank=rank) from None
+
+
 def _whole_seconds(grace_period: float, rank: int | str | None) -> int:
-    if not 1 <= grace_period < _LARGEST:
+    is_number = isinstance(grace_period, (int, float))
+    if not is_number or not 1 <= grace_period <= _LONGEST:
         raise InvalidArgumentError(
-            f"a segment's grace_period is at least 1 second, not {grace_period!r}: without one the "
-            "memory would be unmapped under reads of this store, which ends the process",
+            f"a segment's grace_period is 1 to {_LONGEST} seconds, not {grace_period!r}: without "
+            "one the memory would be unmapped under reads of this store, which ends the process",
             rank=rank,
         )
     return math.ceil(grace_period)

@@ -136,9 +136,12 @@ async def test_segments_that_can_not_be(lender: Store, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="mount_segment can't"):
             await lender.mount_segment(nbytes, path=where, offset=offset)
     async with lender.mount_segment(path=path) as segment:
-        for grace_period in (0, 0.5, -1, float("inf"), float("nan")):
-            with pytest.raises(InvalidArgumentError, match="at least 1 second"):
-                await segment.aclose(grace_period=grace_period)
+        for grace_period in (0, 0.5, -1, 1e10, float("inf"), float("nan"), None, "1"):
+            with pytest.raises(InvalidArgumentError, match="1 to 1000000000 seconds"):
+                await segment.aclose(grace_period=grace_period)  # type: ignore[arg-type]
+    for wrong in ({"path": os.fsencode(path)}, {"path": f"{path}\udcff"}, {"location": 5}):
+        with pytest.raises(InvalidArgumentError, match=f"mount_segment: {next(iter(wrong))}="):
+            lender.mount_segment(MB, **wrong)
 
 
 async def test_a_closed_store_takes_its_segments_along(
