@@ -7,6 +7,7 @@ threads. Nothing here is tied to an event loop, and nothing here imports the eng
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -110,25 +111,32 @@ class BlockingServer(ABC):
         process = self._process
         return process.text() if process is not None else ""
 
-    def start(self, hurry: threading.Event | None = None) -> None:
-        """Start the server and wait until it serves; see `Server.start`."""
+    def start(self, hurry: threading.Event | None = None) -> bool:
+        """Start the server and wait until it serves; see `Server.start`.
+
+        Returns:
+            Whether it was this call that started it.
+        """
         self._refuse_in_child("be started")
         with self._lock:
             if self.running:
-                return
+                return False
             if self._ports is not None:
                 self._launch(self._ports, hurry)
-                return
+                return True
             for tries_left in reversed(range(_PORT_TRIES)):
                 ports = choose_ports(self._port_count)
                 try:
                     self._launch(ports, hurry)
-                except ClusterError:
-                    if not tries_left or not self._conflicts(ports):
+                except ClusterError as error:
+                    # Who held a port may have let it go meanwhile.
+                    lost = os.strerror(errno.EADDRINUSE) in str(error) or self._conflicts(ports)
+                    if not tries_left or not lost:
                         raise
                 else:
                     self._ports = ports
-                    return
+                    return True
+        return False  # not reached: the last try raises
 
     def stop(self, hurry: threading.Event | None = None) -> None:
         """End the server gently, then by force; see `Server.stop`."""
@@ -259,7 +267,11 @@ class Server:
             ClusterError: It ended or was not ready in time; the text holds its last output.
             EngineNotInstalledError: There is no such program, or a system library is missing.
         """
-        await in_worker(self.blocking.start)
+        await in_worker(self.blocking.start, self._take_back)
+
+    def _take_back(self, started: object) -> None:
+        if started:
+            self.blocking.stop()
 
     async def stop(self) -> None:
         """End the process by SIGTERM, and by SIGKILL if it lingers; nothing happens without one.
@@ -315,19 +327,24 @@ def _is_flag(flag: object) -> bool:
     return True
 
 
-async def in_worker(work: Callable[[threading.Event], _T]) -> _T:
+async def in_worker(
+    work: Callable[[threading.Event], _T], undo: Callable[[_T], object] | None = None
+) -> _T:
     """Run ``work(hurry)`` in a worker thread; a cancellation sets ``hurry`` and waits for its end.
 
-    That holds for anyio's cancellation and for asyncio's own, also when it comes repeatedly.
+    That holds for anyio's cancellation and for asyncio's own, also when it comes repeatedly. Where
+    it comes too late, so that nobody gets what the work has made, ``undo`` is given that.
     """
     hurry, begun, ended = threading.Event(), threading.Event(), threading.Event()
+    made: list[_T] = []
 
     def run() -> _T:
         begun.set()
         try:
             if hurry.is_set():
                 raise ClusterError("it was cancelled before it began")  # nobody listens any more
-            return work(hurry)
+            made.append(work(hurry))
+            return made[0]
         finally:
             ended.set()
 
@@ -342,4 +359,10 @@ async def in_worker(work: Callable[[threading.Event], _T]) -> _T:
                 anyio.CancelScope(shield=True),
             ):
                 await anyio.sleep(0.002)
+        if made and undo is not None:
+            with (
+                contextlib.suppress(anyio.get_cancelled_exc_class()),
+                anyio.CancelScope(shield=True),
+            ):
+                await in_worker(lambda _: undo(made[0]))
         raise

@@ -113,7 +113,8 @@ class LocalCluster(Server):
                 local_buffer_size=local_buffer_size,
                 extra_args=extra_args,
                 hurry=hurry,
-            )
+            ),
+            lambda client: client.blocking.stop(),
         )
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -435,11 +435,16 @@ async def test_a_stubborn_master_is_killed(
 # --- ports -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("lost", "seen"), [(0, True), (1, True), (1, False)])
 def test_a_lost_port_race_is_run_again(
-    master: LocalCluster, monkeypatch: pytest.MonkeyPatch, lost: int
+    master: LocalCluster, monkeypatch: pytest.MonkeyPatch, lost: int, seen: bool
 ) -> None:
-    """Another program takes a port between its choice and the start of the master."""
+    """Another program takes a port between its choice and the start of the master.
+
+    It may have let it go before anybody looks who it was; of its HTTP port the master says so.
+    """
+    if not seen:
+        monkeypatch.setattr(_server, "taken", lambda _: [])
     choose = _programs.choose_ports
     rivals: list[socket.socket] = []
 
@@ -503,6 +508,33 @@ async def test_a_cancelled_start_leaves_nothing(never_ready: tuple[LocalCluster,
     assert ends(pid, 0)
     assert not master.running
     assert master.pid is None
+
+
+async def test_a_start_that_is_cancelled_when_it_has_just_ended_leaves_nothing(
+    master: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is given the process, so nobody would end it."""
+    task: asyncio.Task[object] | None = None
+    loop = asyncio.get_running_loop()
+    await_ready = _programs.await_ready
+
+    def cancel_then(*args: Any) -> None:
+        await_ready(*args)
+        assert task is not None
+        loop.call_soon_threadsafe(task.cancel)  # which the task hears before the thread's end
+
+    monkeypatch.setattr(_server, "await_ready", cancel_then)
+    task = asyncio.create_task(master.start())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not master.running
+    monkeypatch.undo()
+    async with master:
+        task = asyncio.create_task(master.start_client(global_segment_size=0))
+        monkeypatch.setattr(_server, "await_ready", cancel_then)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not [client for client in master.blocking._clients if client.running]
 
 
 async def test_a_start_in_a_cancelled_scope_leaves_nothing(
