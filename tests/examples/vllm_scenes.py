@@ -38,7 +38,7 @@ PIECE = 1024
 HELD = 16
 """Blocks that a peer holds."""
 
-IN_TIME = 20.0
+IN_TIME = 40.0
 """Seconds within which every request has ended: two transfers on a frozen peer, each 5 to 6 s."""
 
 
