@@ -39,7 +39,7 @@ HELD = 16
 """Blocks that a peer holds."""
 
 IN_TIME = 40.0
-"""Seconds within which every request has ended: two transfers on a frozen peer, each 5 to 6 s."""
+"""Seconds within which every request has ended: those beside a frozen peer take up to 20 s."""
 
 
 def hashes_of(name: str) -> list[bytes]:
