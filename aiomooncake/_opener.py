@@ -98,7 +98,7 @@ class Opener:
     on_health: Callable[[Health], object] | None = None
     private_master: LocalCluster | None = None  # that ends with the store
     place: str = ""
-    bare_etcd: bool = False  # the metadata server is a bare host:port
+    hint: str = ""  # of what may be wrong beside the master
     doing: str = "starting"
     trouble: str = ""
     seen: Connecting = field(init=False)
@@ -229,9 +229,6 @@ class Opener:
         )
 
     async def _open_real(self, config: StoreConfig) -> Store:
-        self.bare_etcd = config.metadata_server != P2PHANDSHAKE and (
-            "://" not in config.metadata_server
-        )
         if config.protocol == "rdma":
             await anyio.to_thread.run_sync(check_rdma, self.rank)
         master: tuple[str, int] | None = None
@@ -250,6 +247,8 @@ class Opener:
         self.doing = f"setting up the engine against {mask_secrets(config.master_server_address)}"
         if config.metadata_server != P2PHANDSHAKE:
             self.doing += f" with metadata_server={mask_secrets(config.metadata_server)!r}"
+            self.hint = "Does the metadata server run, and does it answer? "
+            self.hint += "" if "://" in config.metadata_server else _BARE_ETCD
         alive: Callable[[], Awaitable[None]] | None = None
         if master is not None:
             metrics_port = config.master_metrics_port
@@ -472,10 +471,7 @@ class Opener:
                 else "Connections are accepted there. Is that the master's RPC port (not its HTTP "
                 "port), and is the master frozen or overloaded? "
             )
-            if "metadata_server=" in self.doing:
-                advice += "Does the metadata server run, and does it answer? "
-                advice += _BARE_ETCD if self.bare_etcd else ""
-            advice += "`aiomooncake doctor` tells; or allow more time with timeout="
+            advice += f"{self.hint}`aiomooncake doctor` tells; or allow more time with timeout="
         else:
             advice = (
                 "Is it running there and reachable from this host? Start it, correct the "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aiomooncake._tensor_format import DTYPES, MAX_DIMS, Header
+from aiomooncake._tensor_format import DTYPES, Header, has_room
 from aiomooncake.errors import SerializationError
 
 __all__ = ["Entry", "read_elements", "read_entries", "write_file"]
@@ -102,7 +102,7 @@ def _entries(table: Mapping[str, Any], base: int) -> Iterator[Entry]:
         shape = tuple(map(int, entry["shape"]))
         header = Header(dtype, shape, shape)
         start, end = entry["data_offsets"]
-        if len(shape) > MAX_DIMS or max(shape, default=0) >= 1 << 63 or type(start) is not int:
+        if not has_room(shape) or type(start) is not int:
             raise ValueError(f"{name!r} has a shape or a place that can't be")
         if min((start, *shape)) < 0 or end - start != header.nbytes:
             raise ValueError(f"{name!r} has a shape of {header.nbytes} bytes, and {end - start}")

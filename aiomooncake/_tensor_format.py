@@ -29,6 +29,7 @@ __all__ = [
     "check_index",
     "check_ranks",
     "check_shard",
+    "has_room",
     "manifest",
     "manifest_key",
     "no_tensor",
@@ -364,6 +365,11 @@ def _shard_name(axes: Sequence[Axis], *, by_dim: bool) -> str:
         dim = f" by dimension {axis.split_dim}" if by_dim and axis.split_dim is not None else ""
         parts.append(f"{axis.kind} rank {axis.rank} of {axis.size}{dim}")
     return f"the shard of {', '.join(parts)}" if parts else "a whole tensor"
+
+
+def has_room(shape: Sequence[int]) -> bool:
+    """Tell whether a header has room for a shape."""
+    return len(shape) <= MAX_DIMS and max(shape, default=0) < 1 << 63
 
 
 def check_ranks(value: object) -> int:

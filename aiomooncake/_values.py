@@ -1,7 +1,7 @@
 """Parsing and checking of single settings: sizes, addresses, numbers, switches.
 
-Everything here raises :class:`~aiomooncake.errors.ConfigError` with the field's name, the value
-(its secrets masked) and what would be right.
+All that checks raises :class:`~aiomooncake.errors.ConfigError` with the field's name, the value
+(its secrets masked) and what would be right; for what a verb was given, see :func:`as_argument`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import operator
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from functools import partial
+from typing import TYPE_CHECKING, Final, SupportsIndex, TypeVar
 
-from aiomooncake.errors import ConfigError
+from aiomooncake.errors import ConfigError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
 
 __all__ = [
+    "as_argument",
     "bad_value",
     "check_keys",
     "check_text",
@@ -31,6 +35,7 @@ __all__ = [
     "parse_port",
     "parse_seconds",
     "parse_size",
+    "size_argument",
     "split_address",
     "split_host",
 ]
@@ -187,6 +192,27 @@ def parse_flag(value: object, *, field: str) -> bool:
     if text in _FALSE:
         return False
     raise bad_value(field, value, "give true or false (also 1/0, yes/no, on/off)")
+
+
+def as_argument(check: Callable[[], T], verb: str, rank: int | str | None) -> T:
+    """Check what a verb was given, as a setting is checked.
+
+    Raises:
+        InvalidArgumentError: What the check has against it.
+    """
+    try:
+        return check()
+    except ConfigError as exc:
+        raise InvalidArgumentError(f"{verb}: {exc}", rank=rank) from None
+
+
+def size_argument(size: object, verb: str, what: str, rank: int | str | None) -> int:
+    """Turn a size that a verb was given into bytes.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    return as_argument(partial(parse_size, size, field=what), verb, rank)
 
 
 def check_text(value: object, *, field: str, spaces: bool = False) -> str:

@@ -7,15 +7,14 @@ import math
 import mmap
 import os
 import threading
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from aiomooncake._tasks import finished, once
-from aiomooncake._values import check_text
-from aiomooncake.config import parse_size
+from aiomooncake._values import as_argument, check_text, size_argument
 from aiomooncake.engine.since import no_method
 from aiomooncake.errors import (
-    ConfigError,
     InvalidArgumentError,
     MooncakeError,
     NotSupportedError,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from aiomooncake.engine.client import EngineClient
     from aiomooncake.engine.protocol import NativeStore
 
-__all__ = ["Segment", "SegmentVerbs", "size_argument"]
+__all__ = ["Segment", "SegmentVerbs"]
 
 # What the engine answers for segments that are not mounted (any more): by its own list of them, by
 # the client's, by the master's.
@@ -236,7 +235,7 @@ class SegmentVerbs:
             protocol = "tcp" if self.config is None else self.config.protocol
         file = None if path is None else os.fspath(path)
         for what, text in (("path", file or ""), ("protocol", protocol), ("location", location)):
-            _check_text(text, what, rank)
+            as_argument(partial(check_text, text, field=what, spaces=True), "mount_segment", rank)
         segment = Segment(
             self._client,
             nbytes=size,
@@ -287,25 +286,6 @@ class SegmentVerbs:
         if not hasattr(native, "mount_segment"):
             raise no_method("mount_segment", rank=self.rank)
         segment.mount(native)
-
-
-def size_argument(size: object, verb: str, what: str, rank: int | str | None) -> int:
-    """Turn a size that a verb was given into bytes.
-
-    Raises:
-        InvalidArgumentError: It is none.
-    """
-    try:
-        return parse_size(size, field=what)
-    except ConfigError as exc:
-        raise InvalidArgumentError(f"{verb}: {exc}", rank=rank) from None
-
-
-def _check_text(text: object, what: str, rank: int | str | None) -> None:
-    try:
-        check_text(text, field=what, spaces=True)
-    except ConfigError as exc:
-        raise InvalidArgumentError(f"mount_segment: {exc}", rank=rank) from None
 
 
 def _whole_seconds(grace_period: float, rank: int | str | None) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from aiomooncake._values import size_argument
 from aiomooncake.avoiding import TRANSFER_FAIL, suspect_owners, suspect_peers, unreachable
 from aiomooncake.buffers import Owner, Place, Slice
 from aiomooncake.engine.since import no_method
@@ -21,7 +22,6 @@ from aiomooncake.errors import (
     shorten_key,
 )
 from aiomooncake.moves import MISSES, PIECE, begin_puts, go_on, meaning
-from aiomooncake.segments import size_argument
 from aiomooncake.use import Use
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from aiomooncake._tensor_format import (
     Header,
     axes_of,
     check_index,
+    has_room,
     manifest,
     manifest_key,
     shard_key,
@@ -721,7 +722,7 @@ def tensor_in(memory: Place, shape: Sequence[int], dtype: Any) -> Any:
     view = _view_of(memory)
     if (memory.buffer if isinstance(memory, Slice) else memory).readonly:
         raise InvalidArgumentError("tensor_in would write into read-only memory")
-    if len(dims) > MAX_DIMS or max(dims, default=0) >= 1 << 63:
+    if not has_room(dims):
         raise InvalidArgumentError(
             f"a tensor has {MAX_DIMS} dimensions at most, each below 2**63, not {dims}"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from aiomooncake._buffers import address_of
+from aiomooncake._values import size_argument
 from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import Waiting
 from aiomooncake.buffers import (
@@ -38,7 +39,6 @@ from aiomooncake.master import probe_alive
 from aiomooncake.memory import map_memory, register_memory
 from aiomooncake.moves import Progress
 from aiomooncake.opening import Opening
-from aiomooncake.segments import size_argument
 from aiomooncake.transfers import Transfers
 from aiomooncake.use import Use
 
