@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat, starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,10 +57,10 @@ COPY: Final[Mapping[str, str]] = {
 # Not called: what they do to a client that is set up, or how long they take, is known.
 _SKIPPED: Final = frozenset({"init_all", "setup_dummy"})
 _ONCE: Final = frozenset({"close", "setup"})
-# Seconds until a method is believed to hold it: of those that are known to, and of others, which
-# may let it go for a microsecond only, when the second processor is somebody else's.
-_PATIENCE: Final = 1.0
-_MORE_PATIENCE: Final = 15.0
+# Seconds until the other thread asks for the GIL, and of calls without a pause in which it is not
+# let go, until a method is believed to hold it.
+_ASKING: Final = 0.0001
+_PATIENCE: Final = 2.0
 _MB: Final = 1 << 20
 
 
@@ -87,36 +88,37 @@ def page(text: str) -> str:
 class Beside:
     """A thread that takes the GIL whenever it is let go.
 
-    Nobody is ever asked to let go of it (the switch interval is hours), so a call beside which the
-    thread has run has done so itself.
+    It asks for the GIL after :data:`_ASKING`, and a thread that lets go of it while it is asked to
+    waits until another has it (CPython's forced switching). So however short the moment, and
+    however busy the machine, this thread runs in it. No byte code runs between a call and the
+    counts before and after it, or the interpreter itself would do what it is asked.
     """
 
     def __init__(self) -> None:
-        self._runs = 0
+        self._runs: list[None] = []
         self._over = False
-        sys.setswitchinterval(10_000)
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_ASKING)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._over:
-            self._runs += 1
+            self._runs.append(None)
             time.sleep(0.0002)
 
-    def ran(self, call: Callable[[], object]) -> bool:
-        """Tell whether the thread has run beside a call."""
-        end = time.perf_counter() + 0.001
-        while time.perf_counter() < end:  # until its sleep is over, and it waits for the GIL
-            pass
-        before = self._runs
-        call()
-        return self._runs > before
+    def ran(self, method: Callable[..., object], given: tuple[Any, ...], times: int) -> bool:
+        """Tell whether the thread has run beside so many calls in a row."""
+        count = starmap(self._runs.__len__, repeat((), 1))
+        again = starmap(self._runs.__len__, repeat((), 1))
+        before, *_, after = chain(count, starmap(method, repeat(given, times)), again)
+        return bool(before != after)
 
     def stop(self) -> None:
         """Let it end."""
         self._over = True
         self._thread.join()
-        sys.setswitchinterval(0.005)
+        sys.setswitchinterval(self._interval)
 
 
 def measure() -> list[str]:
@@ -127,30 +129,30 @@ def measure() -> list[str]:
         calls = dict(_calls(cluster, file.name, ctypes.addressof(memory)))
         beside = Beside()
         try:
-            return sorted(name for name, call in calls.items() if _holds(beside, name, call))
+            return sorted(name for name, call in calls.items() if _holds(beside, name, *call))
         finally:
             beside.stop()
 
 
-def _holds(beside: Beside, name: str, call: Callable[[], object]) -> bool:
-    patience = _PATIENCE if name in HOLD else _MORE_PATIENCE
-    end = time.perf_counter() + (0 if name in _ONCE else patience)
-    while not beside.ran(call):
-        if time.perf_counter() > end:
+def _holds(
+    beside: Beside, name: str, method: Callable[..., object], given: tuple[Any, ...]
+) -> bool:
+    times, start = 1, time.perf_counter()
+    while not beside.ran(method, given, times):
+        if name in _ONCE or time.perf_counter() - start > _PATIENCE:
             return True
+        times *= 2
     return False
 
 
-def _calls(cluster: LocalCluster, path: str, at: int) -> Iterator[tuple[str, Callable[[], object]]]:
+def _calls(
+    cluster: LocalCluster, path: str, at: int
+) -> Iterator[tuple[str, tuple[Callable[..., object], tuple[Any, ...]]]]:
     store_class = load_binding().store_class
     store, other = store_class(), store_class()
 
-    def set_up(one: Any, segment: int) -> None:
-        address = cluster.address
-        _must(one.setup("127.0.0.1", "P2PHANDSHAKE", segment, 16 * _MB, "tcp", "", address))
-
-    set_up(store, 64 * _MB)
-    set_up(other, 0)
+    _must(store.setup(*_set_up_arguments(cluster, 64 * _MB)))
+    _must(other.setup(*_set_up_arguments(cluster, 0)))
     _must(store.register_buffer(at, _MB))
     spare, keys, sizes = at + _MB, ["a", "b"], [8, 8]
     store.put_batch(keys, [b"12345678"] * 2)
@@ -210,9 +212,13 @@ def _calls(cluster: LocalCluster, path: str, at: int) -> Iterator[tuple[str, Cal
     }
     arguments |= _tensor_arguments(store, at)
     for name, given in arguments.items():
-        yield name, _bound(getattr(store, name), given)
-    yield "setup", lambda: set_up(store_class(), 0)
-    yield "close", other.close
+        yield name, (getattr(store, name), given)
+    yield "setup", (store_class().setup, _set_up_arguments(cluster, 0))
+    yield "close", (other.close, ())
+
+
+def _set_up_arguments(cluster: LocalCluster, segment: int) -> tuple[Any, ...]:
+    return "127.0.0.1", "P2PHANDSHAKE", segment, 16 * _MB, "tcp", "", cluster.address
 
 
 def _tensor_arguments(store: Any, at: int) -> dict[str, tuple[Any, ...]]:
@@ -279,10 +285,6 @@ def _tensor_arguments(store: Any, at: int) -> dict[str, tuple[Any, ...]]:
 def _must(code: int) -> None:
     if code != 0:
         raise RuntimeError(f"the stage could not be set: {code}")
-
-
-def _bound(method: Callable[..., object], given: tuple[Any, ...]) -> Callable[[], object]:
-    return lambda: method(*given)
 
 
 if __name__ == "__main__":
