@@ -57,6 +57,8 @@ def run_scene(
     The output goes through files: a pipe is held open by children of the scene.
     """
     call = (
+        # A shell that runs the tests in the background ignores it for all that they start.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"import sys; from {scene.__module__} import {scene.__name__}; "
         f"{scene.__name__}(*sys.argv[1:])"
     )
