@@ -1,7 +1,8 @@
 """Two ranks share a cache: what one server wrote, another one finds after a restart.
 
 Run it in the checkout: ``python -m examples.sglang_hicache.demo``. It starts a private master, and
-the memory of the ranks is mounted late, as it happens when a serving engine starts.
+the memory of the ranks is mounted only when each has failed to warm up once, as it happens when a
+serving engine starts.
 """
 
 from __future__ import annotations
@@ -27,15 +28,32 @@ log = logging.getLogger("demo")
 
 _RANKS = 2
 _PAGES = 96
-_LATE = 0.5  # seconds
+
+
+class FirstTries(logging.Handler):
+    """Tells when every rank has failed once, so that the memory comes late on any machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_failed = threading.Event()
+        self._left = _RANKS
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count the ranks' first tries."""
+        if "failed (attempt 1)" in record.getMessage():
+            self._left -= 1
+            if not self._left:
+                self.all_failed.set()
 
 
 def main() -> None:
     """Write the pages of a prompt, start anew, and read them."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    tries = FirstTries()
+    logging.getLogger("aiomooncake").addHandler(tries)
     with LocalCluster() as cluster:
-        memory = threading.Thread(target=_lend_memory_late, args=(cluster.address,), daemon=True)
-        memory.start()
+        lending = (cluster.address, tries.all_failed)
+        threading.Thread(target=_lend_memory_late, args=lending, daemon=True).start()
         for life in ("first", "second"):
             log.info("--- the %s life of the server", life)
             with ThreadPoolExecutor(_RANKS) as ranks:
@@ -88,13 +106,13 @@ def _hashes(count: int) -> list[str]:
     return names
 
 
-def _lend_memory_late(address: str) -> None:
+def _lend_memory_late(address: str, late: threading.Event) -> None:
     async def lend() -> None:
         async with connect(address, local_hostname="127.0.0.1", global_segment_size=0) as store:
-            await asyncio.sleep(_LATE)
             await store.engine.allocate_and_mount_segment(256 << 20)
             await asyncio.Event().wait()
 
+    late.wait()
     asyncio.run(lend())
 
 
