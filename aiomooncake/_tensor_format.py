@@ -25,6 +25,7 @@ __all__ = [
     "Axis",
     "Dtype",
     "Header",
+    "Manifest",
     "axes_of",
     "check_index",
     "check_ranks",
@@ -34,7 +35,6 @@ __all__ = [
     "manifest_key",
     "no_tensor",
     "ordered",
-    "parse_manifest",
     "shard_key",
 ]
 
@@ -280,6 +280,9 @@ class Header:
             axes = tuple(_parse_axis(head, i) for i in range(axis_count))
         except (InvalidArgumentError, LookupError):
             raise no_tensor(key, "its header has an axis that makes no sense") from None
+        for axis in axes:
+            if axis.split_dim is not None and axis.split_dim >= ndim:
+                raise no_tensor(key, f"its header splits dimension {axis.split_dim} of {ndim}")
         header = cls(DTYPES[code], tuple(shape[:ndim]), tuple(whole[:ndim]), axes, offset)
         fits = header.end == size if exact else header.end <= size
         if header.nbytes != data_bytes or offset < HEADER_SIZE or not fits:
@@ -321,14 +324,30 @@ def manifest(header: Header, axis: Axis) -> bytes:
     )
 
 
-def parse_manifest(value: bytes) -> Axis | None:
-    """Read how a tensor was split, as the first of its shards' axes; None if it does not say."""
-    if len(value) < _MANIFEST.size:
-        return None
-    magic, version, size, _, ndim, dim, count, *_ = _MANIFEST.unpack_from(value)
-    if (magic, version, size) != (_MANIFEST_MAGIC, _VERSION, _MANIFEST.size):
-        return None
-    return Axis("tp", 0, count, split_dim=dim) if 0 <= dim < ndim and count > 0 else None
+class Manifest(NamedTuple):
+    """How a tensor was split, as the first of its shards was when it was stored.
+
+    Attributes:
+        axis: The axis of the first shard.
+        dtype: Type of the elements.
+        whole: Shape of the tensor.
+    """
+
+    axis: Axis
+    dtype: Dtype
+    whole: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, value: bytes) -> Manifest | None:
+        """Read what :func:`manifest` wrote; None if it does not say."""
+        if len(value) < _MANIFEST.size:
+            return None
+        magic, version, size, code, ndim, dim, count, _, *whole = _MANIFEST.unpack_from(value)
+        if (magic, version, size) != (_MANIFEST_MAGIC, _VERSION, _MANIFEST.size):
+            return None
+        if not 0 <= dim < ndim <= MAX_DIMS or not 0 <= code < len(DTYPES) or count < 1:
+            return None
+        return cls(Axis("tp", 0, count, split_dim=dim), DTYPES[code], tuple(whole[:ndim]))
 
 
 def no_tensor(key: str, why: str) -> SerializationError:

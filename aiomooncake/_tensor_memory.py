@@ -42,6 +42,10 @@ Like = Literal["torch", "numpy"]
 _LETTERS: Final = (
     dict.fromkeys("bhilqn", "int") | dict.fromkeys("BHILQN", "uint") | dict.fromkeys("efd", "float")
 )
+_FAKE: Final = (
+    "torch's FakeTensorMode is active, in which tensors have no elements; call it outside of that "
+    "mode"
+)
 
 
 # --- what is stored ---------------------------------------------------------------------------
@@ -157,7 +161,7 @@ def source_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> Sou
     try:
         if isinstance(value, of_torch):
             dtype = _torch_dtype(value, torch)
-            tensor = value.detach()
+            tensor = _detached(value)
             _check_storage(tensor)
             source = _Tensor(tensor, dtype)
         else:
@@ -193,6 +197,13 @@ def _torch_dtype(tensor: torch.Tensor, torch: Any) -> Dtype:
     return _known(str(tensor.dtype).removeprefix("torch."))
 
 
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.detach()
+    except AssertionError:  # torch's, of a tensor that has elements
+        raise ValueError(_FAKE) from None
+
+
 def _check_storage(tensor: torch.Tensor) -> None:
     """Refuse what says that it is on the CPU, and has no memory there that can be read.
 
@@ -210,7 +221,10 @@ def _check_storage(tensor: torch.Tensor) -> None:
     except RuntimeError as exc:
         raise ValueError(f"it has no memory of its own ({exc}); {cure}") from None
     if device != "cpu":
-        raise ValueError(f"its storage is on {device}, not in memory of the CPU; {cure}")
+        raise ValueError(
+            f"its storage is on {device}, not in memory of the CPU; {cure}, outside of "
+            "FakeTensorMode"
+        )
     if tensor.numel() and (not address or (last + 1) * tensor.element_size() > room):
         raise ValueError(f"it has no memory of its own for all its elements; {cure}")
 
@@ -350,16 +364,11 @@ def import_of(like: Like) -> Any:
         raise InvalidArgumentError(f'like= is "torch" or "numpy", not {like!r}') from None
 
 
-def owned(value: bytes, *, shared: bool) -> Any:
+def owned(value: bytes) -> Any:
     """Make memory that a tensor may own of a value that was read.
 
-    Args:
-        value: The value.
-        shared: Whether somebody else may have the same object; then it is copied.
+    Nobody else has seen this ``bytes`` object, and nobody but the tensor will.
     """
-    if shared:
-        return bytearray(value)
-    # Nobody has seen this bytes object, and nobody but the tensor will.
     return memory_at(address_of_bytes(value), len(value), value)
 
 
@@ -375,9 +384,12 @@ def decode(header: Header, memory: Any, like: Like, *, key: str) -> Any:
 
     Raises:
         SerializationError: The library does not have its type, or can't have its shape.
+        InvalidArgumentError: ``FakeTensorMode`` is active.
     """
     try:
         return _decode(header, memory, like, key=key)
+    except AssertionError:  # torch's, of a tensor that has elements
+        raise InvalidArgumentError(f"the tensor {key!r} can't be made: {_FAKE}", key=key) from None
     except (ValueError, RuntimeError) as exc:  # without elements, and of more than 64 bits
         raise SerializationError(
             f"the tensor {key!r} of shape {header.shape} can't be made: {exc}", key=key

@@ -28,12 +28,33 @@ from aiomooncake.errors import (
 )
 from aiomooncake.hedging import GetLane
 from aiomooncake.lanes import ReadLane
+from aiomooncake.transfers import MERGED_VALUE
 
-__all__ = ["OwnGets", "Shards", "answered", "copied", "imported", "joined", "tensor_of"]
+__all__ = ["OwnGets", "OwnRead", "Shards", "answered", "copied", "imported", "joined", "tensor_of"]
+
+
+class OwnRead(Waiting):
+    """A read of a value that becomes a tensor.
+
+    Attributes:
+        shared: Whether somebody else gets the same object.
+    """
+
+    __slots__ = ("shared",)
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.shared = False
 
 
 class OwnGets(GetLane):
     """Reads of values that become tensors: of a large one every caller gets its own."""
+
+    def _join(self, item: Waiting) -> Waiting:
+        joined = super()._join(item)
+        if joined is not item and isinstance(item, OwnRead) and isinstance(joined, OwnRead):
+            joined.shared = item.shared = True
+        return joined
 
     def _answer(self, item: Waiting, answer: Any) -> None:
         ReadLane._answer(self, item, answer)  # noqa: SLF001  # without the shared read of large ones
@@ -93,7 +114,6 @@ def tensor_of(
     value: bytes | None,
     like: Like,
     *,
-    shared: bool,
     verb: str,
     axes: Sequence[Axis] = (),
 ) -> Any:
@@ -101,9 +121,8 @@ def tensor_of(
 
     Args:
         key: Its key.
-        value: The value.
+        value: The value, which nobody else has.
         like: Whose tensor.
-        shared: Whether somebody else may have the same object.
         verb: The verb that was called.
         axes: Which shard it should be.
 
@@ -116,7 +135,7 @@ def tensor_of(
     if axes:
         # Of shards by their ranks the caller does not say how the tensor was split.
         check_shard(header, axes, key=key, verb=verb, by_dim=verb == "get_tensor_shard")
-    return decode(header, owned(value, shared=shared), like, key=key)
+    return decode(header, owned(value), like, key=key)
 
 
 async def copied(value: Any) -> Any:
@@ -124,8 +143,10 @@ async def copied(value: Any) -> Any:
     if type(value) is not bytes:
         return value
     copy, address = new_bytes(len(value))
-    # Its copying lets go of the GIL.
-    await anyio.to_thread.run_sync(ctypes.memmove, address, value, len(value))
+    if len(value) <= MERGED_VALUE:
+        ctypes.memmove(address, value, len(value))
+    else:  # its copying lets go of the GIL
+        await anyio.to_thread.run_sync(ctypes.memmove, address, value, len(value))
     return copy
 
 

@@ -135,11 +135,16 @@ class Moves:
             return False, None
         raise self._error(code, "get", key)
 
-    def get_large(self, key: str) -> bytes | None:
-        """Read one value of any size, straight into the object that is handed out."""
+    def get_large(self, key: str, size: int = 0) -> bytes | None:
+        """Read one value of any size, straight into the object that is handed out.
+
+        Args:
+            key: Its key.
+            size: How large it was a moment ago; 0 = not known.
+        """
         native = self._client.native_object
         for _ in range(_RESTARTS):
-            size = native.get_size(key)
+            size = size or native.get_size(key)
             if size in MISSES:
                 return None
             if size < 0:
@@ -153,7 +158,7 @@ class Moves:
                 return None
             if code < 0 and code != _INVALID:
                 raise self._error(code, "get", key)
-            # Replaced by a value of another size meanwhile: ask again.
+            size = 0  # replaced by a value of another size meanwhile: ask again
         raise self._restless("get", key)
 
     def get_into(self, key: str, block: Block, tell: Progress | None = None) -> int | None:
@@ -553,9 +558,10 @@ class Moves:
         if not known and (needed or self._registered_only):
             code = self._registrations.enter(native, address, nbytes)
             if code < 0 and code != _INVALID:
-                raise error_from_code(
-                    code, f"registering {nbytes} bytes of memory", rank=self._rank
-                )
+                what = f"registering {nbytes} bytes of memory"
+                error = error_from_code(code, what, rank=self._rank)
+                self._client.note_error(error)
+                raise error
         try:
             yield known or code == 0
         finally:

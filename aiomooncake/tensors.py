@@ -30,10 +30,19 @@ from aiomooncake._tensor_format import (
     shard_key,
 )
 from aiomooncake._tensor_memory import Elements, Like, decode, dtype_of, is_of_torch, memory_at
-from aiomooncake._tensor_reads import OwnGets, Shards, answered, copied, imported, joined, tensor_of
+from aiomooncake._tensor_reads import (
+    OwnGets,
+    OwnRead,
+    Shards,
+    answered,
+    copied,
+    imported,
+    joined,
+    tensor_of,
+)
 from aiomooncake._tensor_writes import SLICE_KEYS, Split, Write, shard_write, sliced, writes_of
 from aiomooncake.avoiding import suspect_owners
-from aiomooncake.batching import WIDTH, Waiting
+from aiomooncake.batching import WIDTH
 from aiomooncake.buffers import Buffer, Place, Slice
 from aiomooncake.errors import (
     BufferTooSmallError,
@@ -572,13 +581,15 @@ class TensorVerbs(ZeroCopyVerbs):
 
     async def _get_own(self, verb: str, key: str, like: Like, axes: Sequence[Axis]) -> Any:
         """Read one value, and make a tensor of it that nobody else has."""
-        value = await self._gets_for_tensors().ask(Waiting(key))
-        shared = value is not LARGE
-        if not shared:
+        read = OwnRead(key)
+        value = await self._gets_for_tensors().ask(read)
+        if value is LARGE:
             client, get = self._client, self._transfers.get_large
             knock = partial(suspect_owners, client, [key])
             value = await client.run(client.bulk, "get", get, key, reads=True, knock=knock)
-        return tensor_of(key, value, like, shared=shared, verb=verb, axes=axes)
+        elif read.shared:
+            value = await copied(value)
+        return tensor_of(key, value, like, verb=verb, axes=axes)
 
     def _gets_for_tensors(self) -> OwnGets:
         batching = self._merging()
@@ -613,9 +624,7 @@ class TensorVerbs(ZeroCopyVerbs):
             tensors = [
                 value
                 if isinstance(value, MooncakeError)
-                else answered(
-                    tensor_of, name, value, like, shared=False, verb=verb, axes=shards.where(i)
-                )
+                else answered(tensor_of, name, value, like, verb=verb, axes=shards.where(i))
                 for i, (name, value) in enumerate(zip(names, found, strict=True))
             ]
             seen.add(key)

@@ -43,6 +43,10 @@ MERGED_BYTES: Final = PIECE
 LARGE: Final = object()
 """The answer for a value that is too large to be read with others."""
 
+# Bytes of a value that is read by the batch that it makes up alone: beyond, another thread costs
+# nothing that shows, and transfers side by side spin.
+_ALONE: Final = 2 << 20
+
 _SMALLEST_SLOT: Final = SCRATCH_SIZE // MANY_KEYS
 _LARGEST_SLOT: Final = FIRST_READ
 
@@ -56,6 +60,10 @@ class Transfers(PartMoves):
 
     # How large a slot of scratch memory a read gets; follows what was read lately.
     _slot = _SMALLEST_SLOT
+
+    # Of values that were too large for a slot and alone in their batches: how large the last one
+    # was, and how large the next one should be; 0 unless two in a row had the same size.
+    _last = _expected = 0
 
     # ------------------------------------------------------------------ reads
 
@@ -71,6 +79,8 @@ class Transfers(PartMoves):
         if len(keys) == 1 and slot <= _LARGEST_SLOT:
             return [self._caught(self._get_one, keys[0])]
         if slot > _LARGEST_SLOT:  # what was read lately was too large for any slot
+            if len(keys) == 1 and self._expected:
+                return [self._caught(self._get_expected, keys[0], self._expected)]
             answers: list[Any] = [None] * len(keys)
             self._get_sized(keys, range(len(keys)), answers)
             return answers
@@ -83,8 +93,23 @@ class Transfers(PartMoves):
     def _get_one(self, key: str) -> Any:
         """Read one value; a batch of one costs 7 us more."""
         fits, value = self._get_guessed(key)
-        if fits:
+        return value if fits else self._get_one_sized(key)
+
+    def _get_expected(self, key: str, size: int) -> Any:
+        """Read one value that is as large as the last ones; its size is one question less."""
+        value, address = new_bytes(size)
+        code = self._read_into(key, address, size, value)
+        if code == size:
+            self._client.counters.count_read(size)
             return value
+        if code in MISSES:
+            return None
+        if code < 0 and code not in (_INVALID, _LEASE_EXPIRED):
+            raise self._error(code, "get", key)
+        self._expected = 0
+        return self._get_one_sized(key)
+
+    def _get_one_sized(self, key: str) -> Any:
         answers: list[Any] = [None]
         self._get_sized([key], [0], answers)
         return answers[0]
@@ -139,7 +164,9 @@ class Transfers(PartMoves):
             if size is None:
                 doubtful.append(i)
             elif size > MERGED_VALUE:
-                answers[i] = LARGE
+                # In a batch of its own it holds up no small ones.
+                alone = len(keys) == 1 and size <= _ALONE
+                answers[i] = self._caught(self.get_large, keys[i], size) if alone else LARGE
             else:
                 if total + size > MERGED_BYTES:
                     self._get_exactly(native, keys, group, answers)
@@ -154,6 +181,9 @@ class Transfers(PartMoves):
             answers[i] = answer
         if sizes:
             largest = max(sizes.values())
+            if len(keys) == 1:
+                self._expected = largest if largest == self._last <= _ALONE else 0
+                self._last = largest
             # The next power of two; beyond the largest slot it means: ask for sizes first.
             self._slot = max(_SMALLEST_SLOT, min(1 << (largest - 1).bit_length(), MERGED_VALUE))
 

@@ -902,6 +902,63 @@ async def test_a_large_value_is_read_once_for_all_who_wait_for_it(store: Store, 
     assert len(seen.of(*LARGE)) == 2  # pieces
 
 
+async def test_a_value_of_some_megabytes_that_is_alone_is_read_by_its_batch(
+    store: Store, seen: Seen
+) -> None:
+    """A tensor of 1 MB, larger by its header, took two threads and asked for its size twice."""
+    value = os.urandom(MB + 304)
+    await store.put("value", value)
+    await store.get("value")  # a guess, which was too small
+    seen.calls.clear()
+    assert await store.get("value") == value
+    assert [made.method for made in seen.calls] == ["batch_get_replica_desc", "get_into"]
+    # Beside others it is read by itself, as before.
+    await fill(store, names(2))
+    seen.calls.clear()
+    assert await asyncio.gather(*map(store.get, ["value", "key0", "key1"])) == [
+        value, value_of("key0"), value_of("key1"),
+    ]  # fmt: skip
+    assert seen.keys("get_into", "get_size") == [["value"], ["value"]]
+
+
+async def test_the_size_of_values_that_are_alike_is_not_asked_for(store: Store, seen: Seen) -> None:
+    sizes = {"a": 1536 * KB, "b": 1536 * KB, "smaller": 300 * KB, "larger": 3 * MB, "large": 9 * MB}
+    values = {key: os.urandom(KB) * (size // KB) for key, size in sizes.items()}
+    await store.put_many(values)
+    for other in ("smaller", "larger", "large", "gone"):
+        for key in ("a", "b", "a"):
+            assert await store.get(key) == values[key]
+        seen.calls.clear()
+        assert await store.get("b") == values["b"]
+        assert [made.method for made in seen.calls] == ["get_into"]
+        assert await store.get(other) == values.get(other)
+        assert await store.get("a") == values["a"]
+    await store.remove("b", force=True)
+    await store.put("b", values["smaller"])
+    assert await store.get("b") == values["smaller"]
+
+
+async def test_a_value_that_is_replaced_between_two_questions_is_read_whole(
+    store: Store, seen: Seen
+) -> None:
+    """Its size was asked for beforehand, and another one is there when it is read."""
+    for size in (1200 * KB, 4 * MB, 300 * KB):
+        await store.upsert("value", bytes(1536 * KB))
+        await store.get("value")
+        other = os.urandom(KB) * (size // KB)
+
+        def replace(made: Made, other: bytes = other) -> None:
+            if made.method == "batch_get_replica_desc":
+                seen.after = _nothing
+                store.blocking.upsert("value", other)
+
+        seen.after = replace
+        await fill(store, ["value2"])
+        await store.get("value2")  # its size is not what is expected next
+        assert await store.get("value") == other
+        assert seen.after is _nothing
+
+
 async def test_a_large_read_goes_on_until_the_last_one_leaves(
     engine: InMemoryEngine, store: Store, seen: Seen, hold: Hold, eventually: Eventually
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import resource
+import sys
 import threading
 import time
 from array import array
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiomooncake._buffers import address_of, new_bytes, parts_of
+from aiomooncake._buffers import _MADV_POPULATE_WRITE, address_of, new_bytes, parts_of
 from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
 from aiomooncake.errors import InvalidArgumentError
 from aiomooncake.memory import (
@@ -221,10 +223,28 @@ def test_a_field_may_be_called_o() -> None:
 # --- memory by address ------------------------------------------------------------------------
 
 
-def test_fresh_bytes_are_filled_at_their_address() -> None:
-    value, address = new_bytes(5)
-    ctypes.memmove(address, b"fresh", 5)
-    assert value == b"fresh"
+@pytest.mark.parametrize("nbytes", [5, 256 * KB - 1, 256 * KB, 1024 * KB + 304, 5 << 20])
+def test_fresh_bytes_are_filled_at_their_address(nbytes: int) -> None:
+    value, address = new_bytes(nbytes)
+    content = (b"fresh" * nbytes)[:nbytes]
+    ctypes.memmove(address, content, nbytes)
+    assert value == content
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such advice")
+def test_fresh_bytes_are_there_before_the_engine_touches_them() -> None:
+    """Page by page they made up half of the time in which 1 MB was read."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    try:
+        page.madvise(_MADV_POPULATE_WRITE)
+    except OSError:
+        return  # older than Linux 5.14
+    values = [new_bytes(1024 * KB) for _ in range(32)]  # more than the heap has to spare
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _, address in values:
+        ctypes.memset(address, 1, 1024 * KB)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults < 32 * (1024 * KB // mmap.PAGESIZE) // 10
 
 
 def test_addresses_are_right_for_any_contiguous_memory() -> None:

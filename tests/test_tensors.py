@@ -346,6 +346,51 @@ async def test_what_a_transform_of_functions_works_on_is_refused(
     assert not await store.exists(key)
 
 
+@IN_MEMORY
+async def test_where_tensors_have_no_elements_none_is_stored_or_read(
+    store: Store, key: str
+) -> None:
+    """Torch's own AssertionError came out, which told of another mistake."""
+    from torch._subclasses import FakeTensorMode
+
+    real = torch.ones(3)
+    await store.put_tensor(key, real)
+    why = "FakeTensorMode is active, in which tensors have no elements; call it outside of that"
+    with FakeTensorMode():
+        for put in (
+            store.put_tensor(f"{key}2", real),
+            store.upsert_tensor(f"{key}2", torch.nn.Parameter(real)),
+            store.put_tensors({f"{key}2": real}),
+            store.put_tensor_shard(f"{key}2", real, [Axis("dp", 0, 1)]),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"'{key}2' can't store .*: .*{why}"):
+                put.send(None)
+    mode, told = FakeTensorMode(allow_non_fake_inputs=True), r"is on meta.*, outside of FakeTensorM"
+    with mode, pytest.raises(InvalidArgumentError, match=told):
+        await store.put_tensor(f"{key}2", real)
+    assert not await store.exists(f"{key}2")
+    with FakeTensorMode(), pytest.raises(InvalidArgumentError, match=f"'{key}' can't be.*{why}"):
+        await store.get_tensor(key)
+    assert same(await store.get_tensor(key), real)
+
+
+@pytest.mark.parametrize("count", [100, MB // 4, MB], ids=["small", "of 1 MB", "of 4 MB"])
+async def test_each_of_those_who_read_a_tensor_at_once_gets_his_own(
+    store: Store, key: str, count: int
+) -> None:
+    """They share the value that was read, and whoever asked alone has it without a copy."""
+    tensor = torch.arange(count, dtype=torch.int32)
+    await store.put_tensor(key, tensor)
+    for _ in range(3):  # the way of a read follows what was read lately
+        found = [await store.get_tensor(key), await store.get_tensor(key)]
+        found += await asyncio.gather(*(store.get_tensor(key) for _ in range(3)))
+        for place, one in enumerate(found):
+            assert one is not None
+            assert torch.equal(one[1:], tensor[1:])
+            one.fill_(-place)
+        assert [int(one[0]) for one in found if one is not None] == [0, -1, -2, -3, -4]
+
+
 # --- many tensors -----------------------------------------------------------------------------
 
 
@@ -992,6 +1037,14 @@ def test_a_header_that_is_broken_anywhere_is_no_crash(at: int) -> None:
         broken[at] = byte
         with contextlib.suppress(SerializationError):
             assert Header.parse(broken, "k").end == len(GOOD)
+
+
+def test_a_header_that_splits_a_dimension_too_many_is_no_tensors() -> None:
+    """As for the binding; an IndexError came out where the shards were to be put together."""
+    broken = bytearray(GOOD)
+    broken[GOOD.index(b"\1\0\0\0\0\0\0\0\0\0\0\0\2\0\0\0\1\0\0\0") + 16] = 2
+    with pytest.raises(SerializationError, match="splits dimension 2 of 2"):
+        Header.parse(broken, "k")
 
 
 @IN_MEMORY
