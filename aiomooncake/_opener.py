@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from aiomooncake._addresses import P2PHANDSHAKE, hosts_of
+from aiomooncake._coordinators import Found, ask_metadata_server
 from aiomooncake._hosts import check_hostname, check_rdma, route_address
 from aiomooncake._values import mask_secrets
 from aiomooncake.cluster import LocalCluster
@@ -35,7 +36,7 @@ from aiomooncake.engine.lifecycle import (
     RealLifecycle,
     prepare_environment,
 )
-from aiomooncake.engine.options import check_dummy_options, check_installed
+from aiomooncake.engine.options import check_dummy_options, check_installed, was_taken
 from aiomooncake.engine.peers import PeerWatch
 from aiomooncake.engine.process import check_can_open, load_engine
 from aiomooncake.engine.reopening import Reopening
@@ -99,6 +100,7 @@ class Opener:
     private_master: LocalCluster | None = None  # that ends with the store
     place: str = ""
     hint: str = ""  # of what may be wrong beside the master
+    metadata: Found | None = None  # what the metadata server was found to be
     doing: str = "starting"
     trouble: str = ""
     seen: Connecting = field(init=False)
@@ -186,6 +188,8 @@ class Opener:
 
     async def _check_installed(self, *, dummy: bool) -> None:
         """Refuse a wheel that is too old; nobody waits for a master only to hear that."""
+        if was_taken(dummy=dummy):
+            return  # without a thread, of which a program may have none to spare
         self.doing = "looking at the engine's version"
         look = partial(check_installed, dummy=dummy)
         await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -254,7 +258,11 @@ class Opener:
             metrics_port = config.master_metrics_port
             alive = partial(self._wait_for_master, *master, metrics_port, probe=probe_alive)
         client = await self._set_up_native(
-            config, lifecycle, partial(self._refused, config, hostname), alive=alive
+            config,
+            lifecycle,
+            partial(self._refused, config, hostname),
+            ask=partial(self._ask_metadata_server, config.metadata_server, hostname),
+            alive=alive,
         )
         address, told = config.master_server_address, self.on_health is not None
         _watch(client, config, "the master", address, master, told=told)
@@ -292,7 +300,7 @@ class Opener:
         lifecycle = DummyLifecycle(binding, config, (host, port), shared)
         self.doing = f"setting up a dummy client of {address}"
         client = await self._set_up_native(
-            config, lifecycle, partial(self._refused_by_client, address, port), shared
+            config, lifecycle, partial(self._refused_by_client, address, port), shared=shared
         )
         # Which of the two it is, a dummy client can't tell.
         who = f"{mask_secrets(address)} (client_server_address), or its master,"
@@ -319,10 +327,15 @@ class Opener:
         config: StoreConfig,
         lifecycle: Lifecycle,
         refused: Callable[[int], NoReturn],
+        *,
         shared: SharedMemory | None = None,
+        ask: Callable[[int], Awaitable[None]] | None = None,
         alive: Callable[[], Awaitable[None]] | None = None,
     ) -> EngineClient:
-        """Set up a client; a try that fails is made again, when ``alive`` returns."""
+        """Set up a client; a try that fails is made again, when ``alive`` returns.
+
+        What may be the reason beside the master is asked for by ``ask``, after each of them.
+        """
 
         def tear_down(native: NativeStore | None) -> None:
             try:
@@ -348,6 +361,8 @@ class Opener:
             self._count_try()
             failed += 1
             self.trouble = f"the engine answered {code} {code_name(code)}"
+            if ask is not None:
+                await ask(code)
             if code in (_INVALID, _UNABLE_OFFLOAD) or failed >= _FAILED_SET_UPS:
                 refused(code)
             if alive is not None:
@@ -423,6 +438,18 @@ class Opener:
                 )
             await anyio.sleep(delay)
             delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _ask_metadata_server(self, server: str, hostname: str, code: int) -> None:
+        """Ask the metadata server whether it is the reason; in the time that is left."""
+        if server == P2PHANDSHAKE:
+            return
+        left = anyio.current_effective_deadline() - anyio.current_time() - _MARGIN
+        # It has an entry of this name only if another client made it: the engine takes back its own
+        # when a set-up fails.
+        name = hostname if code == _INVALID else ""
+        self.metadata = await ask_metadata_server(server, min(left, _PROBE_TIMEOUT), name=name)
+        if self.metadata is not None and self.metadata.state != "well":
+            self.trouble += f"; of the metadata server, {self.metadata.text}"
 
     async def _serves(self, host: str, metrics_port: int) -> bool:
         """Ask ``/health``; a master whose metrics port is closed gets the benefit of the doubt."""
@@ -504,20 +531,18 @@ class Opener:
                 "that the master's RPC port (not its HTTP port, nor another server), and not "
                 "frozen? "
             )
+        first = ""
         if config.metadata_server != P2PHANDSHAKE:
-            asked += (
-                f"Does metadata_server={mask_secrets(config.metadata_server)!r} run, is its path "
-                "right, and has no other client this local_hostname there? "
-            )
-            asked += "" if "://" in config.metadata_server else _BARE_ETCD
-        size, small = config.global_segment_size, ""
+            first, more = self._of_the_metadata_server(config.metadata_server, hostname)
+            asked += more
+        size = config.global_segment_size
         if code == _INVALID and 0 < size < _LEAST_SEGMENT:
-            small = (
+            first = (
                 f"global_segment_size={size} bytes is below 16 MiB, and this engine refuses such a "
                 "segment: give 0 (to mount none), or 16 MiB and more. "
             )
         raise SetupError(
-            f"{small}{'T' if small else 't'}he engine refuses the set-up: {code} "
+            f"{first}{'T' if first else 't'}he engine refuses the set-up: {code} "
             f"{code_name(code)}, {asked}"
             + (
                 "Client and master of different versions don't talk: install the same "
@@ -533,6 +558,30 @@ class Opener:
             code=code,
             rank=self.rank,
         )
+
+    def _of_the_metadata_server(self, address: str, hostname: str) -> tuple[str, str]:
+        """Tell what is wrong with it; or what remains to be asked."""
+        shown = f"metadata_server={mask_secrets(address)!r}"
+        bare = "" if "://" in address else _BARE_ETCD
+        found = self.metadata
+        if found is None:
+            return "", (
+                f"Does {shown} run, is its path right, and has no other client this "
+                f"local_hostname there? {bare}"
+            )
+        if found.state == "well":
+            return "", f"The metadata server is there ({shown}): {found.text}. {bare}"
+        if found.state == "taken":
+            cure = (
+                f"give this client a local_hostname of its own instead of {hostname!r}, or leave "
+                "the port out. The engine took the other's entry away: if that client runs, nobody "
+                "finds it until it is started anew; if it was killed, the name is free now"
+            )
+        elif found.state == "strange":
+            cure = 'correct the path: Mooncake\'s servers have "/metadata"'
+        else:
+            cure = f'start it, or correct it ("{P2PHANDSHAKE}" needs none, if all clients say so)'
+        return f"{shown}: {found.text}: {cure}. {bare}", ""
 
     def _refused_by_client(self, address: str, port: int, code: int) -> NoReturn:
         raise SetupError(

@@ -409,8 +409,14 @@ def parse_target(target: str | StoreConfig | None) -> Target:
             raise bad_value("target", text, 'give a name of letters, digits, "-", "_" and "."')
         return Target("memory", place, overrides)
     if place or "client_server_address" not in overrides:
-        split_address(place, field="target")
+        _check_master(place, text, scheme)
     return Target("master", place, overrides)
+
+
+def _check_master(place: str, text: str, scheme: str) -> None:
+    if not place:
+        raise bad_value("target", text, f'it names no master: give "{scheme}://host:port"')
+    split_address(place, field="target")
 
 
 def _parameters(query: str, text: str, aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -499,7 +499,11 @@ def test_a_url_of_a_dummy_client_needs_no_master() -> None:
         ("10.0.0.1", "the port is missing"),
         ("moncake://h:1", r'did you mean "mooncake://"\?$'),
         ("ftp://h:1", "give host:port or"),
-        ("mooncake://", "give host:port"),
+        (
+            "mooncake://",
+            "^target='mooncake://' is .*it names no master: give .mooncake://host:port",
+        ),
+        ("mooncakestore:///?device=a", "'mooncakestore:///[?]device=a' is .*names no master"),
         ("mooncake://h", "the port is missing"),
         ("mooncake://h:1/x", "the port is a number"),
         ("mooncake://h:1#x", "the port is a number"),

@@ -235,6 +235,20 @@ def test_a_closed_port_ends_in_time_and_the_engine_is_not_even_imported(closed_p
     assert imported == []
 
 
+async def test_the_engines_version_is_looked_at_once(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connect took a thread for it, and waited where a program had none to spare."""
+
+    async def try_to_connect() -> None:
+        with pytest.raises(SetupTimeoutError, match="Connection refused"):
+            await connect(f"127.0.0.1:{closed_port}", timeout=1)
+
+    await try_to_connect()
+    monkeypatch.delattr(opener_module, "check_installed")
+    await try_to_connect()
+
+
 async def test_a_name_that_does_not_resolve_ends_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(SetupTimeoutError, match=r"no-such-host\.invalid:50051"):
@@ -389,6 +403,37 @@ async def test_a_bare_metadata_server_that_does_not_answer(
     bare: dict[str, Any] = {"metadata_server": "127.0.0.1:1", "timeout": 0.2}
     with pytest.raises(SetupTimeoutError, match="an HTTP server is http://host:8080/metadata"):
         await connect(cluster.address, **bare, **SMALL)
+
+
+async def test_what_the_metadata_server_says_is_told_when_the_time_is_up(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", lambda *_: -1)
+    monkeypatch.setattr(opener_module, "_FAILED_SET_UPS", 1000)
+    dead: dict[str, Any] = {"metadata_server": "etcd://127.0.0.1:1;127.0.0.1:2", "timeout": 2}
+    refused = "127.0.0.1:1 does not answer: Connection refused; 127.0.0.1:2 does not"
+    with pytest.raises(SetupTimeoutError, match=f"answered -1 INTERNAL_ERROR; .*{refused}"):
+        await connect(cluster.address, **dead, **SMALL)
+
+
+async def test_the_metadata_server_is_asked_within_the_time_of_the_connect(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+
+    async def ask(_address: str, timeout: float, **_: str) -> None:
+        left.append(timeout)
+
+    monkeypatch.setattr(opener_module.RealLifecycle, "setup", lambda *_: -1)
+    monkeypatch.setattr(opener_module, "ask_metadata_server", ask)
+    monkeypatch.setattr(opener_module, "_PROBE_TIMEOUT", 15.0)
+    options: dict[str, Any] = {"metadata_server": "etcd://127.0.0.1:1", **SMALL}
+    for timeout in (60.0, 10.0):
+        with pytest.raises(SetupError, match=r"Does metadata_server='etcd://127.0.0.1:1' run"):
+            await connect(cluster.address, timeout=timeout, **options)
+    assert left[:4] == [15.0] * 4
+    assert len(left) == 8
+    assert max(left[4:]) < 10.0
 
 
 async def test_a_segment_that_is_too_small_comes_first(cluster: LocalCluster) -> None:

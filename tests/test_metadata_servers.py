@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -92,6 +95,13 @@ async def entry(url: str, kind: str, store: Store) -> tuple[int, bytes]:
     port = int(url.split(":")[2].partition("/")[0])
     key = quote(f"mooncake/{kind}/{store.hostname}", safe="")
     return await http_get("127.0.0.1", port, f"/metadata?key={key}", 5.0)
+
+
+def keep(url: str, key: str, body: bytes) -> None:
+    """Give a server an entry."""
+    request = Request(f"{url}?key={quote(key, safe='')}", body, method="PUT")
+    with urlopen(request, timeout=10):
+        pass
 
 
 async def entries(url: str, *stores: Store) -> list[int]:
@@ -182,11 +192,15 @@ async def test_ranks_by_the_metadata_server_within_the_master() -> None:
 
 
 @contextlib.contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """An HTTP server that gives every request the same answer."""
+def answering(status: int, body: bytes, *, silent_to: str = "") -> Iterator[str]:
+    """An HTTP server that gives every request the same answer, and one user agent none."""
+    over = threading.Event()
 
     class Answer(BaseHTTPRequestHandler):
         def _answer(self) -> None:
+            if self.headers["User-Agent"] == silent_to:
+                over.wait()
+                return
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -204,6 +218,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{running.server_port}/metadata"
         finally:
+            over.set()
             running.shutdown()
             thread.join()
 
@@ -215,7 +230,8 @@ async def test_a_server_that_takes_no_entry_is_told_within_seconds(
     async with LoopStallProbe() as probe:
         with answering(status, b"no") as url:
             began = time.monotonic()
-            with pytest.raises(SetupError, match=f"metadata_server='{url}'") as refused:
+            found = rf"^metadata_server='{url}': .* a look-up at /metadata by HTTP {status}, not as"
+            with pytest.raises(SetupError, match=found) as refused:
                 await connect(master.address, metadata_server=url, timeout=20, **SMALL)
             assert not isinstance(refused.value, SetupTimeoutError)
             assert refused.value.code == -1
@@ -230,6 +246,43 @@ async def test_a_server_that_is_not_there_is_named_in_the_end(master: LocalClust
     with pytest.raises(SetupTimeoutError, match=waiting) as late:
         await connect(master.address, metadata_server=url, timeout=0.3, **SMALL)
     assert "sekret" not in str(late.value)
+
+
+async def test_a_server_that_says_nothing_is_told_with_the_refusal(
+    master: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left open what of all that a set-up needs is wrong."""
+    monkeypatch.setattr(importlib.import_module("aiomooncake._opener"), "_PROBE_TIMEOUT", 0.2)
+    async with LoopStallProbe() as probe:
+        with answering(500, b"no", silent_to="aiomooncake") as url:
+            found = rf"^metadata_server='{url}': .* does not answer in time: it is frozen, or"
+            with pytest.raises(SetupError, match=found) as refused:
+                await connect(master.address, metadata_server=url, timeout=30, **SMALL)
+            assert refused.value.code == -1
+    assert probe.longest < STALL, probe.stalls()
+
+
+async def test_a_server_that_ends_meanwhile_is_told_with_the_refusal(master: LocalCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://user:sekret@127.0.0.1:{listener.getsockname()[1]}/metadata"
+        connecting = asyncio.ensure_future(
+            connect(master.address, metadata_server=url, timeout=30, **SMALL)
+        )
+        connection, _ = await asyncio.to_thread(listener.accept)
+        connection.close()
+    found = r"^metadata_server='http://[*]{3}@.*': 127.0.0.1:\d+ does not answer: Connection ref"
+    with pytest.raises(SetupError, match=found) as refused:
+        await connecting
+    assert refused.value.code == -1
+    assert "sekret" not in str(refused.value)
+
+
+async def test_a_server_that_is_well_is_not_blamed(
+    master: LocalCluster, server: MetadataServer
+) -> None:
+    options = {"metadata_server": server.url, "timeout": 20, **SMALL}
+    with pytest.raises(SetupError, match=r"^the engine refuses.*:\d+ answers look-ups"):
+        await connect(master.address, protocol="carrier_pigeon", **options)
 
 
 async def test_a_server_that_starts_later_is_waited_for(
@@ -295,12 +348,32 @@ async def test_a_name_that_is_taken_is_refused(
     name = f"127.0.0.1:{free_port()}"
     options = {"metadata_server": server.url, "local_hostname": name, "timeout": 20, **SMALL}
     first = await open_store(master.address, **options)
-    with pytest.raises(SetupError, match=f"local_hostname='{name}'") as refused:
+    found = rf"^metadata_server='{server.url}': .* has a client of the name '{name}'"
+    with pytest.raises(SetupError, match=found) as refused:
         await connect(master.address, **options)
     assert refused.value.code == -600
     assert await entries(server.url, first) == [404, 200]
     await first.put("own", VALUE, config=on(first))
     assert await first.get("own") == VALUE
+
+
+async def test_a_name_that_a_killed_client_had_is_refused_once(
+    master: LocalCluster, server: MetadataServer, open_store: OpenStore
+) -> None:
+    """The refusal takes its entry away."""
+    name = f"127.0.0.1:{free_port()}"
+    options = {"metadata_server": server.url, "local_hostname": name, "timeout": 20, **SMALL}
+    first = await open_store(master.address, **options)
+    left = {kind: (await entry(server.url, kind, first))[1] for kind in ("rpc_meta", "ram")}
+    await first.aclose()
+    for kind, body in left.items():
+        await asyncio.to_thread(keep, server.url, f"mooncake/{kind}/{name}", body)
+    with pytest.raises(SetupError, match="if it was killed, the name is free now"):
+        await connect(master.address, **options)
+    second = await open_store(master.address, **options)
+    other = await open_store(master.address, **{**options, "local_hostname": "127.0.0.1"})
+    await other.put("there", VALUE, config=on(second))
+    assert await other.get("there") == VALUE
 
 
 @pytest.mark.parametrize("address", ["redis://127.0.0.1:1", "k8s://default/mooncake"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiomooncake import BatchError, NoSpaceError, RpcError, connect
+from aiomooncake import BatchError, InvalidArgumentError, NoSpaceError, RpcError, connect
 from aiomooncake.testing import FakeMooncake, InMemoryEngine
 
 pytest_plugins = ["pytester"]
@@ -400,6 +400,19 @@ async def test_families_of_faults() -> None:
                         await call()
             fault.remove()
         assert await store.get("there") == b"value"
+
+
+def test_a_fault_of_a_name_that_nothing_has_is_refused() -> None:
+    """It was taken, and never struck."""
+    with FakeMooncake() as fake:
+        for name, meant in (("write", "'writes'"), ("exists", "'is_exist'"), ("typo", None)):
+            told = rf"^fault\('{name}'\): .* a family: writes, reads, lookups, removes"
+            with pytest.raises(InvalidArgumentError, match=told) as refused:
+                fake.fault(name, code=-200)
+            assert (f"did you mean {meant}?" in str(refused.value)) == (meant is not None)
+        assert fake.calm
+    with pytest.raises(InvalidArgumentError, match=r"dir\(store.engine\) lists$"):
+        InMemoryEngine().fault("writes", code=-200)
 
 
 async def test_faults_that_are_counted_and_those_of_one_method() -> None:

@@ -263,15 +263,15 @@ def test_a_refused_version_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     """Somebody upgrades in a notebook that has been told so."""
     found = ["0.3.13.post1", "0.3.9"]
     monkeypatch.setattr(options, "installed_version", found.pop)
-    options._look.cache_clear()
-    try:
-        with pytest.raises(NotSupportedError):
-            check_installed(dummy=False)
+    monkeypatch.setattr(options, "_taken", set())
+    with pytest.raises(NotSupportedError):
         check_installed(dummy=False)
-        check_installed(dummy=False)
-    finally:
-        options._look.cache_clear()
+    assert not options.was_taken(dummy=False)
+    check_installed(dummy=False)
+    check_installed(dummy=False)
     assert not found
+    assert options.was_taken(dummy=False)
+    assert not options.was_taken(dummy=True)
 
 
 @ON_LINUX

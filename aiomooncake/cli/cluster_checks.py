@@ -6,13 +6,13 @@ import dataclasses
 import errno
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 
 from aiomooncake._addresses import P2PHANDSHAKE, hosts_of
+from aiomooncake._coordinators import ask_coordinator
 from aiomooncake._values import mask_secrets
 from aiomooncake._verdict import DiagnosisKind, address_text, count_text, size_text
 from aiomooncake.cli.doctor import Case, Finding, fail, ok, skip, warn
@@ -93,27 +93,16 @@ async def check_coordinators(case: Case) -> list[Finding]:
 
 
 async def _ask_coordinator(address: str, field: str, host: str, port: int) -> Finding:
-    where = address_text(host, port)
+    found = await ask_coordinator(address, host, port, _TIME)
+    text = f"{field}: {found.text}"
+    if found.state == "well":
+        return ok(text)
+    if found.state == "strange":
+        return warn(text, 'look at the path: Mooncake\'s servers have "/metadata"')
     cure = f"start it, or correct {field}"
     if field == "metadata_server":
         cure += f' ("{P2PHANDSHAKE}" needs none, if all clients say so)'
-    try:
-        if not address.startswith("http://"):
-            await probe_tcp(host, port, _TIME)
-            return ok(f"{field}: {where} accepts connections")
-        path = re.split(r"[?#]", address.partition("://")[2], maxsplit=1)[0].partition("/")[2]
-        # As the engine asks; there is no such client, so the right answer is that.
-        status, body = await http_get(host, port, f"/{path}?key=aiomooncake-doctor", _TIME)
-    except TimeoutError:
-        text = f"{field}: {where} does not answer in time: it is frozen, or behind a firewall"
-        return fail("setup", text, cure)
-    except OSError as error:
-        text = f"{field}: {where} does not answer: {failure_reason(error)}"
-        return fail("setup", text, cure)
-    if b"metadata" in body:
-        return ok(f"{field}: {where} answers look-ups")
-    text = f"{field}: {where} answers a look-up at /{path} by HTTP {status}, not as Mooncake's own"
-    return warn(text, 'look at the path: Mooncake\'s servers have "/metadata"')
+    return fail("setup", text, cure)
 
 
 async def check_master(case: Case) -> list[Finding]:

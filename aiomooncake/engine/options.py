@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import os
 import re
@@ -38,6 +37,7 @@ __all__ = [
     "check_options",
     "check_version",
     "check_wheel",
+    "was_taken",
 ]
 
 # What the verbs call, of which wheels before 0.3.10.post2 lack one or the other.
@@ -48,6 +48,8 @@ _WITH_RIGHT_DUMMIES: Final = "batch_get_session_start"
 _RIGHT_DUMMIES: Final = "0.3.13"
 
 _looking: Final = threading.Lock()
+# A refusal is not kept, so an upgrade helps at once.
+_taken: Final[set[bool]] = set()
 _RELEASE: Final = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:\.post([0-9]+))?", re.ASCII)
 
 _OFFLOAD: Final = ("enable_ssd_offload", "ssd_offload_path")
@@ -114,12 +116,14 @@ def check_installed(*, dummy: bool) -> None:
         NotSupportedError: It is; in the words of :func:`check_wheel`.
     """
     with _looking:  # of many ranks that begin at once, one reads; the others don't ask for the GIL
-        _look(dummy)
+        if not was_taken(dummy=dummy):
+            check_version(installed_version(), dummy=dummy)
+            _taken.add(dummy)
 
 
-@functools.cache  # what is taken; a refusal is not kept, so an upgrade helps at once
-def _look(dummy: bool) -> None:
-    check_version(installed_version(), dummy=dummy)
+def was_taken(*, dummy: bool) -> bool:
+    """Tell whether :func:`check_installed` took the wheel for a client of this kind before."""
+    return dummy in _taken
 
 
 def check_version(version: str | None, *, dummy: bool) -> None:

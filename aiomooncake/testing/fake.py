@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiomooncake.connect import connect
 from aiomooncake.engine.inmemory import Fault, InMemoryEngine
@@ -52,6 +52,8 @@ class FakeMooncake(InMemoryEngine):
         rpc_timeout: Seconds until a call on a frozen engine fails with -901.
         clock: Seconds, for the leases: ``loop.time`` of a `VirtualTimeLoop`, say.
     """
+
+    families: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
 
     def __init__(
         self,
@@ -109,6 +111,9 @@ class FakeMooncake(InMemoryEngine):
             hold: Calls hang until this event is set.
             times: Calls it strikes; None = all until it is removed.
             hostname: Only the client of this hostname is struck; None = every one.
+
+        Raises:
+            InvalidArgumentError: There is no such family or method, so nothing would be struck.
         """
         if hold is not None:
             self._holds.append(hold)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aiomooncake._tensor_format import _AXIS, _HEADER
 from aiomooncake.engine.binding import NativeStore
 from tests.contract.engines import MB, Engine, Memory
 
@@ -235,6 +236,23 @@ def test_shards_are_stored_from_memory(tensors: Any, key: str, way: str) -> None
     stored_as(tensors, key, *ends, *(f"__dp_0of2__tp_{rank}of3_sd1" for rank in range(3)))
 
 
+def test_a_tensor_of_no_dimensions_stays_one_in_memory(tensors: Any, key: str) -> None:
+    """It has none that could be split, not even for a single rank."""
+    point = torch.tensor(1.0)
+    assert tensors.put_tensor(f"{key}source", point) == 0
+    value = tensors.get(f"{key}source")
+    memory, size = Memory(value), len(value)
+    put = tensors.put_tensor_with_parallelism_from
+    assert put(key, memory.ptr, size) == 0
+    assert tensors.put_tensor_with_tp_from(f"{key}tp", memory.ptr, size, 0, 1, 0) == 0
+    assert tensors.get(key) == tensors.get(f"{key}tp") == value
+    for request in (axes(tp(0, 1, 0)), axes(DP, tp(0, 1, 0))):
+        assert put(f"{key}bad", memory.ptr, size, request) == -600
+    assert put(f"{key}bad", memory.ptr, size, writer_partition=writer(0, 1, 0)) == -600
+    assert put(key, memory.ptr, size, axes(DP)) == 0
+    stored_as(tensors, key, "", "source", "tp", "__dp_0of2")
+
+
 def test_batches_from_memory(tensors: Any, key: str) -> None:
     assert tensors.put_tensor(key, WHOLE) == 0
     memory, size = Memory(tensors.get(key)), HEADER + WHOLE.nbytes
@@ -351,6 +369,103 @@ def test_shards_that_do_not_fit_together_are_not_joined(tensors: Any, key: str) 
     assert put(f"{key}x", WHOLE[:, :3], axes(tp(0, 2))) == 0
     assert put(f"{key}x", WHOLE[:, :2], axes(tp(1, 2))) == 0
     assert read(f"{key}x", full(tp(0, 2))) is None
+
+
+def bits(tensor: Any, dtype: Any) -> Any:
+    """Take the bits of a tensor for another type."""
+    return tensor.contiguous().view(dtype)
+
+
+def test_shards_of_several_types_are_taken_for_one(tensors: Any, key: str, memory: Memory) -> None:
+    """What is read of a wider or as wide a type is nonsense, and of a narrower one not enough."""
+    put, read = tensors.put_tensor_with_parallelism, tensors.get_tensor_with_parallelism
+    into = tensors.get_tensor_with_parallelism_into
+    first, second = WHOLE[:2], WHOLE[2:]
+    for dtype in (torch.int32, torch.float64, torch.float16):
+        name = f"{key}{dtype}"
+        assert put(name, first, axes(tp(0, 2, 0))) == 0
+        assert put(name, second.to(dtype), axes(tp(1, 2, 0))) == 0
+        assert same(read(name, shard(tp(1, 2, 0))), second.to(dtype))
+        assert same(read(name, shard(tp(0, 4, 0))), WHOLE[:1])
+        whole = read(name, full(tp(0, 2, 0)))
+        if dtype == torch.float16:
+            assert whole is None
+            assert into(name, memory.ptr, 4096, full(tp(0, 2, 0))) is None
+            half = bits(second.to(dtype), torch.float32).reshape(1, 6)
+            assert same(read(name, shard(tp(2, 4, 0))), half)
+            assert into(name, memory.ptr, 4096, shard(tp(3, 4, 0))) is None
+            continue
+        taken = bits(second.to(dtype), torch.float32).flatten()[:12].reshape(2, 6)
+        expected = bits(torch.cat([first, taken]), torch.int32)
+        assert whole.dtype == torch.float32
+        assert same(bits(whole, torch.int32), expected)
+        found = into(name, memory.ptr, 4096, full(tp(0, 2, 0)))
+        assert same(bits(found, torch.int32), expected)
+        assert same(bits(read(name, shard(tp(3, 4, 0))), torch.int32), expected[3:])
+
+
+def test_parts_of_writers_of_several_types_are_taken_for_one(tensors: Any, key: str) -> None:
+    put, read = tensors.put_tensor_with_parallelism, tensors.get_tensor_with_parallelism
+    assert put(key, WHOLE, writer_partition=writer(0, 2, 0)) == 0
+    assert put(key, WHOLE.int(), writer_partition=writer(1, 2, 0)) == 0
+    whole = bits(read(key, full()), torch.int32)
+    assert same(whole, torch.cat([bits(WHOLE[:2], torch.int32), WHOLE[2:].int()]))
+
+
+def test_a_manifest_of_before_stays_and_counts(tensors: Any, key: str) -> None:
+    """A put leaves it as it is: shards that are stored anew are taken for what it tells."""
+    put, read = tensors.put_tensor_with_parallelism, tensors.get_tensor_with_parallelism
+    for tensor, expected in (
+        (WHOLE, WHOLE),
+        (WHOLE.int(), bits(WHOLE.int(), torch.float32)),
+        (WHOLE.double(), None),
+        (WHOLE.repeat(1, 2), None),
+    ):
+        for rank, part in enumerate(tensor.chunk(2, 1)):
+            assert put(key, part.contiguous(), axes(tp(rank, 2))) == 0
+        for target in (full(tp(0, 2)), shard(tp(0, 1))):
+            found = read(key, target)
+            assert found is expected or same(found, expected)
+        for rank in range(2):
+            assert tensors.remove(f"{key}_tp_{rank}", True) == 0
+
+
+def test_a_dimension_below_zero_is_one_that_no_tensor_has(
+    tensors: Any, key: str, memory: Memory
+) -> None:
+    """What has the name of the rank is read for it, as for a dimension beyond them all."""
+    assert tensors.put_tensor(key, WHOLE) == 0
+    put, read = tensors.put_tensor_with_parallelism, tensors.get_tensor_with_parallelism
+    for rank in range(2):
+        assert put(key, WHOLE[:, 3 * rank : 3 * rank + 3], axes(tp(rank, 2))) == 0
+    for dim in (-1, -3, 2, 100):
+        assert put(f"{key}bad", WHOLE, axes(tp(0, 1, dim))) == -600
+        assert put(f"{key}bad", WHOLE, writer_partition=writer(0, 1, dim)) == -600
+        assert same(read(key, shard(tp(0, 1, dim))), WHOLE)
+        assert same(read(key, shard(tp(1, 3, dim))), WHOLE[:, 3:])
+        assert read(key, shard(tp(2, 3, dim))) is None
+        assert read(key, full(tp(0, 2, dim))) is None
+        assert read(key, shard(DP, tp(0, 1, dim))) is None
+        into = tensors.get_tensor_with_parallelism_into
+        assert into(key, memory.ptr, 4096, shard(tp(0, 2, dim))) is None
+    assert tensors.is_exist(f"{key}bad") == 0
+
+
+def test_a_header_that_splits_a_dimension_too_many_is_no_tensors(
+    tensors: Any, key: str, memory: Memory
+) -> None:
+    assert tensors.put_tensor_with_tp(f"{key}s", WHOLE, 0, 2, 1) == 0
+    for rank in range(2):
+        value = bytearray(tensors.get(f"{key}s_tp_{rank}"))
+        _AXIS.pack_into(value, _HEADER.size, 1, 0, rank, 2, 5, 0, 3)
+        assert tensors.put(f"{key}_tp_{rank}", bytes(value)) == 0
+    read, into = tensors.get_tensor_with_parallelism, tensors.get_tensor_with_parallelism_into
+    assert tensors.get_tensor(f"{key}_tp_0") is None
+    assert tensors.get_tensor_with_tp(key, 0, 2, 5) is None
+    for dim in (0, 1, 5):
+        for target in (shard(tp(0, 2, dim)), shard(tp(0, 1, dim)), full(tp(0, 2, dim))):
+            assert read(key, target) is None
+            assert into(key, memory.ptr, 4096, target) is None
 
 
 def test_targets_that_make_no_sense_find_nothing(tensors: Any, key: str, missing: str) -> None:

@@ -105,6 +105,57 @@ def test_tasks_that_are_refused(
         native.query_task("junk")  # type: ignore[arg-type]
 
 
+def test_tasks_of_segments_that_are_taken_back(
+    engine: Engine, native: NativeStore, peer: NativeStore, key: str, other: str
+) -> None:
+    """Targets are looked at one after the other, and before the source."""
+    lender = engine.open(0, MB)
+    mounted = lender.allocate_and_mount_segment(16 * MB)["segment_ids"]
+    native.put(key, b"value", here(engine, native))
+    native.put(other, b"value", here(engine, lender))
+    source, target, sound = (each.get_hostname() for each in (native, lender, peer))
+    assert lender.unmount_and_free_segment(mounted, 60) == 0
+    none, copy, move = (0, 0), native.create_copy_task, native.create_move_task
+    assert copy(key, [target]) == copy(key, [sound, target]) == (none, -1010)
+    assert copy(other, [target]) == copy(key, [target, "nowhere"]) == (none, -1010)
+    assert copy(key, ["nowhere", target]) == (none, -600)
+    assert copy(f"{key} missing", [target]) == (none, -704)
+    assert move(key, source, target) == move(key, "nowhere", target) == (none, -1010)
+    assert move(other, target, target) == (none, -600)
+    task, code = move(other, target, sound)
+    assert code == 0
+    assert ended(native, task)[0].status.name == "SUCCESS"
+    lender.allocate_and_mount_segment(16 * MB)
+    task, code = copy(key, [target])
+    assert code == 0
+    assert ended(native, task)[0].status.name == "SUCCESS"
+    lender.close()
+
+
+def test_tasks_find_the_last_segment_of_a_name(
+    engine: Engine, native: NativeStore, peer: NativeStore, key: str, other: str
+) -> None:
+    """And none when that was taken back, whatever else has the name."""
+    lender = engine.open(16 * MB, MB)
+    source, target = native.get_hostname(), lender.get_hostname()
+    native.put(key, b"value", here(engine, native))
+    native.put(other, b"value", here(engine, lender))
+    lost = lender.allocate_and_mount_segment(16 * MB)["segment_ids"]
+    assert lender.unmount_and_free_segment(lost) == 0
+    none, copy, move = (0, 0), native.create_copy_task, native.create_move_task
+    assert copy(key, [target]) == move(key, source, target) == (none, -600)
+    assert copy(other, [source]) == move(other, target, source) == (none, -1)
+    assert move(key, target, peer.get_hostname()) == (none, -600)
+    assert native.get(other) == b"value"
+    kept = lender.allocate_and_mount_segment(16 * MB)["segment_ids"]
+    lender.allocate_and_mount_segment(16 * MB)
+    assert lender.unmount_and_free_segment(kept) == 0
+    task, code = move(other, target, source)
+    assert code == 0
+    assert ended(native, task)[0].status.name == "SUCCESS"
+    lender.close()
+
+
 def test_a_copy_that_finds_no_room(
     engine: Engine, native: NativeStore, peer: NativeStore, key: str
 ) -> None:

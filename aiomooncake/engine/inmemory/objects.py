@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
+from aiomooncake._values import nearest
 from aiomooncake.engine.inmemory.descriptors import (
     BufferDescriptor,
     MemoryDescriptor,
@@ -18,6 +19,7 @@ from aiomooncake.engine.inmemory.descriptors import (
     ReplicaStatus,
 )
 from aiomooncake.engine.inmemory.faults import Fault, FaultBoard
+from aiomooncake.errors import InvalidArgumentError
 
 __all__ = [
     "InMemoryEngine",
@@ -38,6 +40,7 @@ LEASE_EXPIRED: Final = -707
 TRANSFER_FAIL: Final = -800
 RPC_FAIL: Final = -900
 RPC_TIMEOUT: Final = -901
+UNAVAILABLE: Final = -1010
 DFS_UNAVAILABLE: Final = -1601
 
 # The engine's patterns are ECMAScript's: of the groups that begin with "(?" only these exist.
@@ -88,9 +91,14 @@ class _Segment:
     used: int = 0
     until: float = math.inf  # when it is taken away; nothing is placed in it meanwhile
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is being taken back."""
+        return self.until < math.inf
+
     def has_room(self, size: int) -> bool:
         """Whether a value may be placed here."""
-        return self.capacity - self.used >= size and self.until == math.inf
+        return self.capacity - self.used >= size and not self.is_leaving
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +132,9 @@ class InMemoryEngine:
         clock: Seconds, for the leases.
     """
 
+    families: ClassVar[tuple[str, ...]] = ()
+    """Names of faults that mean several methods."""
+
     _named: ClassVar[dict[str, InMemoryEngine]] = {}
     _named_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -142,6 +153,8 @@ class InMemoryEngine:
         self._lock = threading.Lock()
         self._objects: dict[str, StoredObject] = {}
         self._segments: dict[str, _Segment] = {}
+        # Those that tasks find: the last one of each name, and none when that is taken away.
+        self._by_name: dict[str, _Segment] = {}
         self._numbers = itertools.count(1)
         self._addresses = itertools.count(1 << 40, 1 << 12)
         self._grown_groups: set[str] = set()  # with a member whose lease was not renewed yet
@@ -190,7 +203,21 @@ class InMemoryEngine:
 
         "Not ready until told" is ``fault("put", code=-200)`` and its ``remove()``; "not ready for
         the first three calls" is ``times=3``.
+
+        Raises:
+            InvalidArgumentError: There is no such method, so nothing would be struck.
         """
+        from aiomooncake.engine.inmemory.store import InMemoryStore  # which imports this module
+
+        methods = [name for name in dir(InMemoryStore) if not name.startswith("_")]
+        if method not in methods:
+            meant = nearest(str(method), [*self.families, *methods])
+            raise InvalidArgumentError(
+                f"fault({method!r}): the engine has no such method"
+                + (f", did you mean {meant!r}?" if meant else ":")
+                + " give one that dir(store.engine) lists"
+                + (f", or a family: {', '.join(self.families)}" if self.families else "")
+            )
         return self._faults.add(
             method, code=code, delay=delay, hold=hold, times=times, hostname=hostname
         )
@@ -242,7 +269,7 @@ class InMemoryEngine:
         """Add a segment; its identifier."""
         segment = _Segment(f"{self.next_number()}-{id(owner)}", owner, hostname, endpoint, size)
         with self._lock:
-            self._segments[segment.id] = segment
+            self._segments[segment.id] = self._by_name[hostname] = segment
         return segment.id
 
     def unmount(self, segment_ids: Sequence[str], grace_period: float = 0.0) -> None:
@@ -261,10 +288,12 @@ class InMemoryEngine:
             else:
                 self._take_away(segments)
 
-    def _take_away(self, segments: Iterable[_Segment]) -> None:
+    def _take_away(self, segments: Sequence[_Segment]) -> None:
         gone = {segment.id for segment in segments}
-        for identifier in gone:
-            self._segments.pop(identifier, None)
+        for segment in segments:
+            self._segments.pop(segment.id, None)
+            if self._by_name.get(segment.hostname) is segment:
+                del self._by_name[segment.hostname]
         for stored in list(self._objects.values()):
             stored.copies = [copy for copy in stored.copies if copy[0].id not in gone]
             if not stored.copies:
@@ -427,13 +456,19 @@ class InMemoryEngine:
             stored = self._readable(key)
             if isinstance(stored, int):
                 return stored
-            names = {segment.hostname for segment in self._segments.values()}
+            if not targets or source in targets:
+                return INVALID_PARAMS
+            for target in targets:
+                if target not in self._by_name:
+                    return INVALID_PARAMS
+                if self._by_name[target].is_leaving:
+                    return UNAVAILABLE
             held = {segment.hostname for segment, _ in stored.copies}
-            if not targets or not names.issuperset(targets):
-                return INVALID_PARAMS
-            if source is not None and (source not in held or source in targets):
-                return INVALID_PARAMS
-            return OK
+            if source is not None:
+                if source not in held:
+                    return INVALID_PARAMS
+                held = {source}
+            return INTERNAL if held.isdisjoint(self._by_name) else OK
 
     def copy(self, key: str, targets: Sequence[str], source: str | None = None) -> str:
         """Copy a value to segments; or move it there. Why it failed, by name, or nothing."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiomooncake._tensor_memory import memory_at
 from aiomooncake.engine.inmemory.arguments import DEFAULTS, as_key, as_keys, read_config
 from aiomooncake.engine.inmemory.calls import code, code_per_key, native
 from aiomooncake.engine.inmemory.objects import INVALID_PARAMS, NO_AVAILABLE_HANDLE, OK, Placement
 from aiomooncake.engine.inmemory.shard_reads import ShardReads
 from aiomooncake.engine.inmemory.shards import Request, Values, read_request
-from aiomooncake.engine.inmemory.tensors import as_source, decoded, is_tensor
+from aiomooncake.engine.inmemory.tensors import as_source, is_tensor, tensor_at
 
 __all__ = ["ShardCalls"]
 
@@ -146,7 +145,7 @@ class ShardCalls(ShardReads):
         """Prepare to store what a request makes of a tensor in memory."""
 
         def job(key: str, request: Request | None, placement: Placement | int) -> int:
-            tensor = decoded(memory_at(ptr, size, None), size) if ptr and size else None
+            tensor = tensor_at(ptr, size)
             source = None if tensor is None or request is None else as_source(tensor)
             if source is None or request is None:
                 return INVALID_PARAMS

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aiomooncake._tensor_format import Axis, Header, manifest_key, ordered, parse_manifest
-from aiomooncake._tensor_memory import Source, memory_at, split, torch_of
+from aiomooncake._tensor_format import Axis, Dtype, Header, Manifest, manifest_key, ordered
+from aiomooncake._tensor_memory import Source, decode, memory_at, split, torch_of
 from aiomooncake.engine.inmemory.arguments import as_key, as_keys
 from aiomooncake.engine.inmemory.calls import native
 from aiomooncake.engine.inmemory.memory import write_memory
@@ -34,6 +35,54 @@ __all__ = ["ShardReads"]
 Keys = Sequence[str]
 
 _MODES: Final = ("AS_STORED", "SHARD", "FULL")
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """Shards that were put together.
+
+    The binding does not look at their types: it takes all of them for one, and reads so many bytes
+    of each. Of another type they are nonsense then, and of a narrower one too few.
+
+    Attributes:
+        elements: The tensor.
+        there: For each element, whether it lies within its shard.
+    """
+
+    elements: Source
+    there: Source
+
+    @classmethod
+    def of(
+        cls, headers: list[Header], values: list[bytes], dtype: Dtype, dim: int
+    ) -> _Whole | None:
+        """Join the elements of values, taken for one type, along a dimension."""
+        torch = torch_of()
+        elements, there = [], []
+        for header, value in zip(headers, values, strict=True):
+            taken = replace(header, dtype=dtype)
+            count = (len(value) - header.offset) // dtype.itemsize
+            memory = bytearray(value[: taken.end].ljust(taken.end, b"\0"))
+            elements.append(decode(taken, memory, "torch", key=""))
+            there.append(torch.arange(math.prod(header.shape)).reshape(header.shape) < count)
+        whole, mask = (as_source(torch.cat(each, dim)) for each in (elements, there))
+        return None if whole is None or mask is None else cls(whole, mask)
+
+    def value(self) -> bytes | None:
+        """Make the value of the whole; None if the binding can't read it."""
+        return self._value(self.elements.header(), self.elements, self.there)
+
+    def part(self, axis: Axis, axes: tuple[Axis, ...]) -> bytes | None:
+        """Make the value of a rank's part."""
+        part, there = (
+            split(each, axis.size, axis.split_dim or 0)[axis.rank][2]
+            for each in (self.elements, self.there)
+        )
+        header = Header(part.dtype, part.shape, self.elements.shape, axes)
+        return self._value(header, part, there)
+
+    def _value(self, header: Header, elements: Source, there: Source) -> bytes | None:
+        return packed(header, elements) if all(there.to_bytes()) else None
 
 
 class ShardReads(TensorCalls):
@@ -105,7 +154,7 @@ class ShardReads(TensorCalls):
             if mode == "SHARD":
                 return None
             whole = self._of_writers(key) if mode == "FULL" else None
-            return self._buffered(key) if whole is None else packed(whole.header(), whole)
+            return self._buffered(key) if whole is None else whole.value()
         axes = read_axes(target.parallelism)
         if axes is None or mode == "AS_STORED":
             return None
@@ -113,11 +162,11 @@ class ShardReads(TensorCalls):
         if value is None:
             whole, axis = self._whole(key, axes), Request(axes).tp_axis
             if mode == "FULL" and whole is not None:
-                value = packed(whole.header(), whole)
+                value = whole.value()
             elif axis is not None and whole is not None:
-                part = split(whole, axis.size, axis.split_dim or 0)[axis.rank][2]
-                value = packed(Header(part.dtype, part.shape, whole.shape, axes), part)
-            elif axis is not None and loosely and mode == "SHARD" and len(axes) == 1:
+                value = whole.part(axis, axes)
+            only = loosely and mode == "SHARD" and len(axes) == 1
+            if value is None and axis is not None and only:
                 value = self._buffered(name_of(key, axes) if axis.size > 1 else key)
         return value
 
@@ -139,15 +188,17 @@ class ShardReads(TensorCalls):
                 return value
         return None
 
-    def _whole(self, key: str, axes: tuple[Axis, ...]) -> Source | None:
+    def _whole(self, key: str, axes: tuple[Axis, ...]) -> _Whole | None:
         """Put all shards together along the axis of the ranks."""
         axis = Request(axes).tp_axis
         if axis is None:
             return None
         size = axis.size
-        said = parse_manifest(self._buffered(manifest_key(key)) or b"")
-        if said is not None and said.split_dim == axis.split_dim:
-            size = said.size
+        said = Manifest.parse(self._buffered(manifest_key(key)) or b"")
+        if said is not None and said.axis.split_dim != axis.split_dim:
+            said = None
+        if said is not None:
+            size = said.axis.size
         elif len(axes) == 1:  # as put_tensor_with_tp has left them
             first = _header_of(self._buffered(f"{key}_tp_0" if size > 1 else key))
             if first is None or first.tp_axis is None:
@@ -157,36 +208,44 @@ class ShardReads(TensorCalls):
             tuple(replace(each, rank=rank, size=size) if each is axis else each for each in axes)
             for rank in range(size)
         )
-        whole = self._joined((name_of(key, each), each) for each in wanted)
-        equal = whole is not None and whole.shape[axis.split_dim or 0] % axis.size == 0
+        whole = self._joined(((name_of(key, each), each) for each in wanted), said)
+        equal = whole is not None and whole.elements.shape[axis.split_dim or 0] % axis.size == 0
         return whole if equal else None
 
-    def _of_writers(self, key: str) -> Source | None:
+    def _of_writers(self, key: str) -> _Whole | None:
         """Put the parts of all writers together."""
-        axis = parse_manifest(self._buffered(key + WRITERS_MANIFEST) or b"")
-        if axis is None:
+        said = Manifest.parse(self._buffered(key + WRITERS_MANIFEST) or b"")
+        if said is None:
             return None
-        parts = (replace(axis, rank=rank) for rank in range(axis.size))
-        return self._joined((writer_key(key, part), (part,)) for part in parts)
+        parts = (replace(said.axis, rank=rank) for rank in range(said.axis.size))
+        return self._joined(((writer_key(key, part), (part,)) for part in parts), said)
 
-    def _joined(self, shards: Iterable[tuple[str, tuple[Axis, ...]]]) -> Source | None:
+    def _joined(
+        self, shards: Iterable[tuple[str, tuple[Axis, ...]]], said: Manifest | None
+    ) -> _Whole | None:
         """Join shards, which must be there, be what they are named, and fit together.
 
         How many there are is what a stored value says, which may lie: so one after the other.
         """
-        headers, parts = [], []
+        headers, values = [], []
         for name, axes in shards:
             stored = self._engine.query(name)
-            value = None if isinstance(stored, int) else bytearray(stored.data)
+            value = None if isinstance(stored, int) else bytes(stored.data)
             header = _header_of(value)
             if value is None or header is None or ordered(header.axes) != ordered(axes):
                 return None
             headers.append(header)
-            parts.append(decoded(value, len(value)))
+            values.append(value)
         first = headers[0]
         if first.tp_axis is None or len({(each.shape, each.whole) for each in headers}) > 1:
             return None
-        return as_source(torch_of().cat(parts, first.tp_axis.split_dim))
+        dtype = first.dtype if said is None else said.dtype
+        if said is not None and (said.whole, dtype.itemsize) != (first.whole, first.dtype.itemsize):
+            return None
+        try:
+            return _Whole.of(headers, values, dtype, first.tp_axis.split_dim or 0)
+        except MooncakeError:  # this torch does not have the type
+            return None
 
 
 def _header_of(value: bytes | bytearray | None) -> Header | None:

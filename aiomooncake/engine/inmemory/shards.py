@@ -31,6 +31,10 @@ Values = list[tuple[str, bytes]]
 WRITERS_MANIFEST: Final = "__writer_manifest"
 """What is behind the key of the manifest of writers' parts."""
 
+# A dimension below 0 is to the binding what one beyond them all is: nothing is split by it, and a
+# reader is given what has the name.
+_NO_DIM: Final = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -99,6 +103,10 @@ def has(given: Any, *names: str) -> bool:
     return all(hasattr(given, name) for name in names)
 
 
+def _is_negative(dim: Any) -> bool:
+    return isinstance(dim, int) and dim < 0
+
+
 def read_axes(parallelism: Any) -> tuple[Axis, ...] | None:
     """Read the axes of a ``TensorParallelism``, or of what looks like one; None if they are bad."""
     if not has(parallelism, "axes"):
@@ -109,7 +117,7 @@ def read_axes(parallelism: Any) -> tuple[Axis, ...] | None:
                 given.kind.lower(),
                 given.rank,
                 given.size,
-                given.split_dim,
+                _NO_DIM if _is_negative(given.split_dim) else given.split_dim,
                 given.expert_id,
                 given.stage_id,
             )

@@ -62,7 +62,7 @@ class TaskCalls(Client):
 
     @native(_no_task, fragile=True)
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[TaskId, int]:
-        """Copy a value to segments; the task and 0, or (0, 0) and -704 or -600."""
+        """Copy a value to segments; the task and 0, or (0, 0) and a code."""
         name, places = as_key(key), as_keys(targets)
         code = self._engine.check_copies(name, places)
         if code != OK:
@@ -71,7 +71,7 @@ class TaskCalls(Client):
 
     @native(_no_task, fragile=True)
     def create_move_task(self, key: str, source: str, target: str) -> tuple[TaskId, int]:
-        """Move a copy between segments; the task and 0, or (0, 0) and -704 or -600."""
+        """Move a copy between segments; the task and 0, or (0, 0) and a code."""
         name = as_key(key)
         code = self._engine.check_copies(name, [target], source=source)
         if code != OK:

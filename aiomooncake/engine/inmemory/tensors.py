@@ -14,7 +14,16 @@ from aiomooncake.engine.inmemory.objects import INVALID_PARAMS, NO_AVAILABLE_HAN
 from aiomooncake.engine.inmemory.values import ValueCalls
 from aiomooncake.errors import MooncakeError
 
-__all__ = ["TensorCalls", "as_source", "decoded", "is_tensor", "none", "none_per_key", "packed"]
+__all__ = [
+    "TensorCalls",
+    "as_source",
+    "decoded",
+    "is_tensor",
+    "none",
+    "none_per_key",
+    "packed",
+    "tensor_at",
+]
 
 Keys = Sequence[str]
 Tensors = Sequence[Any]
@@ -75,12 +84,20 @@ def _shard(key: str, rank: int, size: int) -> str:
 
 def decoded(data: Any, nbytes: int) -> Any:
     """Make a tensor of a value, or None. One without dimensions gets one of length 1."""
+    tensor = _decoded(data, nbytes)
+    return tensor if tensor is None or tensor.shape else tensor.reshape(1)
+
+
+def _decoded(data: Any, nbytes: int) -> Any:
     try:
-        header = Header.parse(data, "", nbytes=nbytes)
-        tensor = decode(header, data, "torch", key="")
+        return decode(Header.parse(data, "", nbytes=nbytes), data, "torch", key="")
     except MooncakeError:
         return None
-    return tensor if header.shape else tensor.reshape(1)
+
+
+def tensor_at(ptr: int, size: int) -> Any:
+    """Find the tensor that lies in memory with its header, or None; also one of no dimensions."""
+    return _decoded(memory_at(ptr, size, None), size) if ptr and size else None
 
 
 def is_tensor(ptr: int, size: int) -> bool:
@@ -387,7 +404,7 @@ class TensorCalls(ValueCalls):
         return [self._write_ranks_from(*place, make) for place in places]
 
     def _write_ranks_from(self, key: str, ptr: int, size: int, make: Make) -> int:
-        tensor = decoded(memory_at(ptr, size, None), size) if ptr and size else None
+        tensor = tensor_at(ptr, size)
         if tensor is None:
             return INVALID_PARAMS
         return self._write_tensor(key, tensor, DEFAULTS, self._engine.put, make)
