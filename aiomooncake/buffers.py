@@ -78,6 +78,8 @@ class Buffer:
         self._owner: object = (owner, None if view is None else memoryview(view))
         self._unregister = unregister
         self._lock = threading.Lock()
+        # The engine is told of the memory, or that it is over, on one thread at a time.
+        self._telling = threading.Lock()
         self._users = 0
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -168,21 +170,30 @@ class Buffer:
             self._on_idle = tell
         await idle
 
-    def forget(self, native: NativeStore) -> None:
-        """Unregister the memory from a client that lives on, when the store is closed."""
-        if self.registered:
-            native.unregister_buffer(self.address)
-            self.registered = False
+    def forget(
+        self, native: NativeStore, unregister: Callable[[NativeStore, int], object] | None = None
+    ) -> None:
+        """Unregister the memory from a client that lives on."""
+        with self._telling:
+            if self.registered:
+                if unregister is None:
+                    native.unregister_buffer(self.address)
+                else:
+                    unregister(native, self.address)
+                self.registered = False
 
     def renew(self, native: NativeStore) -> bool:
         """Register the memory with a new native object, which was given to the store."""
-        if self.registered:
-            code = native.register_buffer(self.address, self.nbytes)
-            self.registered = code >= 0
-            if code < 0:
-                log = StoreLog(self._store.rank, self._store.hostname)
-                log.warning("%r could not be registered anew: %d", self, code)
-        return self.registered
+        with self._telling:
+            if self._closed:  # it is being unregistered, or was refused that a moment ago
+                return False
+            if self.registered:
+                code = native.register_buffer(self.address, self.nbytes)
+                self.registered = code >= 0
+                if code < 0:
+                    log = StoreLog(self._store.rank, self._store.hostname)
+                    log.warning("%r could not be registered anew: %d", self, code)
+            return self.registered
 
     @property
     def held(self) -> object:

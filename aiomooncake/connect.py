@@ -113,7 +113,7 @@ def adopt(
 
     The store is open at once, so that ``asyncio.run(adopt(native, rank=3).warmup())`` works; it
     can be awaited and entered too. Closing it waits for its calls and leaves the engine alone.
-    Its owner must not close the engine under its calls.
+    Its owner must not close the engine under its calls; later ones raise ``StoreClosedError``.
 
     The engine's time-outs are its owner's: unless the transport's were set before it was imported,
     a frozen peer costs a call up to 60 s, and a transfer that reaches 60 s may write later. Set

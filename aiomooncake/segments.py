@@ -109,7 +109,12 @@ class Segment:
         client = self._client
         try:
             await client.run(
-                client.control, "unmount_segment", self._unmount, grace_period, drain=True
+                client.control,
+                "unmount_segment",
+                self._unmount,
+                grace_period,
+                drain=True,
+                giving_back=True,
             )
         except (StoreClosedError, TaintedStoreError):
             # It went with the native object, or goes with it.
@@ -178,7 +183,9 @@ class Segment:
     def renew(self, native: NativeStore) -> bool:
         """Lend the memory by a new native object, which was given to the store."""
         with self._lock:
-            if self._gone:
+            # A close that has begun may have been refused already, and a mount is just being.
+            closing = self._closing is not None and not self._closing.done()
+            if self._gone or closing or not self.ids:
                 return False
             try:
                 self.mount(native)

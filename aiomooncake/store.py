@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
 from aiomooncake._tasks import caught, together
 from aiomooncake._values import nearest
 from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import ASKED_KEYS, WIDTH, Batching, Waiting
 from aiomooncake.config import ReplicateConfig
-from aiomooncake.engine.client import EngineClient, close_dropped
+from aiomooncake.engine.client import CLOSED, EngineClient, close_dropped
 from aiomooncake.engine.gate import State
 from aiomooncake.engine.methods import AwaitableMethods
 from aiomooncake.engine.mirror import BlockingMirror, EngineMirror
@@ -34,6 +35,7 @@ from aiomooncake.errors import (
 from aiomooncake.memory import Block, layout, view_of
 from aiomooncake.observe import Health, HealthState, StoreStats
 from aiomooncake.observe.roll import ROLL
+from aiomooncake.raw_moves import RawMoves
 from aiomooncake.replicas import Replica, replicas_of_keys
 from aiomooncake.segments import SegmentVerbs
 from aiomooncake.sessions import SessionVerbs
@@ -55,6 +57,10 @@ __all__ = ["Store"]
 
 _INVALID = -600
 _CLOSE_TIMEOUT = 10.0
+_ENDED: Final[dict[State, tuple[HealthState, str]]] = {
+    State.FORKED: ("forked", "the store was opened in the parent process"),
+    State.CLOSED: ("closed", "the store was closed"),
+}
 # What one turn of the loop lays out of many values: about 2 ms.
 _SLICE_KEYS = 1000
 _SLICE_BYTES = 8 << 20
@@ -68,6 +74,14 @@ class _Warming:
     waiters: int = 0
 
 
+def _nothing() -> None:
+    """Do nothing when a call is over that nobody waits for."""
+
+
+def _ignore(_: object) -> None:
+    """Hear how such a call ended."""
+
+
 class _Trials:
     """What a warm-up sees of a store: calls that are made also while the master is away."""
 
@@ -77,6 +91,17 @@ class _Trials:
         self.config = store.config
         self.engine = EngineMirror(*store._mirrored, trial=True)  # noqa: SLF001  # it is ours
         self.allocate = store.allocate
+        self._client = store._client  # noqa: SLF001  # it is ours
+
+    def discard(self, key: str) -> None:
+        """Take a key away on a thread; nobody waits for it, or hears how it ends."""
+        client = self._client
+
+        def remove(keys: Sequence[str]) -> list[int]:
+            return [client.native_object.remove(key, True) for key in keys]
+
+        with contextlib.suppress(MooncakeError, RuntimeError):  # it is closing, or out of threads
+            client.start(client.small, "remove", remove, [key], done=_ignore, over=_nothing, keys=0)
 
 
 class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
@@ -104,7 +129,8 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
     ) -> None:
         self.rank = client.rank
         self.config = config
-        self._mirrored = client, methods, address_methods, transfers.convert
+        move_of = RawMoves(client).of
+        self._mirrored = client, methods, address_methods, transfers.convert, move_of
         self.engine = EngineMirror(*self._mirrored)
         self.blocking = BlockingMirror(*self._mirrored)
         self._client = client
@@ -431,6 +457,7 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
         """Wait until this store really stores: ``put``, ``exists`` and ``get`` of a fresh key.
 
         May be repeated; a call made while another one is under way joins it (and its policy).
+        Cancelled, it has its key removed in the background.
 
         Args:
             policy: Tries, delays and time-outs; the default is :class:`WarmupPolicy`.
@@ -510,6 +537,8 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
             except MooncakeError:
                 pass  # closed meanwhile
             else:
+                if code == CLOSED:
+                    return "closed", "the engine's owner has closed it"
                 if code != 0 and not (watch is not None and watch.just_seen):
                     # The engine has noticed before any call did.
                     client.suspect_master()
@@ -520,11 +549,7 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
                 return "ready", "the engine's last ping was answered"
         if gate.state is State.REOPENING:
             return "reopening", f"{gate.tainted}, so the store is opened anew"
-        if gate.state is State.FORKED:
-            return "forked", "the store was opened in the parent process"
-        if gate.state is State.CLOSED:
-            return "closed", "the store was closed"
-        return "closing", "the store is closing"
+        return _ENDED.get(gate.state, ("closing", "the store is closing"))
 
     def stats(self) -> StoreStats:
         """Take a snapshot of what the store has done; safe from any thread."""

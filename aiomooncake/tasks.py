@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ class TaskVerbs:
         """Copy a value to segments, and return when it is there.
 
         The client that holds the value does it; it asks for work once a second. A target that has
-        a copy already is no error. Cancelled, it goes on all the same, and a warning says so.
+        a copy already is no error. Cancelled when the engine has been asked, it goes on all the
+        same, and a warning says so.
 
         Args:
             key: The key.
@@ -143,6 +145,8 @@ class _Task:
         self._where = where
         self._on_progress = on_progress
         self._began = time.monotonic()
+        # Taken by the engine's call that begins it, or by a cancellation that came before that.
+        self._first = threading.Lock()
 
     async def run(self, method: str, *args: Any) -> None:
         """Begin it and see it through."""
@@ -151,9 +155,10 @@ class _Task:
             task = await client.run(client.control, verb, self._begin, method, args)
             await self._follow(task)
         except asyncio.CancelledError:
-            client.log.warning(
-                "a %s %s was cancelled, and goes on in the cluster", verb, self._where
-            )
+            if not self._first.acquire(blocking=False):
+                client.log.warning(
+                    "a %s %s was cancelled, and goes on in the cluster", verb, self._where
+                )
             raise
 
     async def _follow(self, task: TaskId) -> None:
@@ -184,13 +189,16 @@ class _Task:
         # Such as: NO_AVAILABLE_HANDLE (max retries reached: 10).
         code = _CODES.get(message.partition(" ")[0])
         advice = "" if code is None else f" {CODES[code].advice}"
-        return TaskError(
+        error = TaskError(
             f"{self._verb} of {shorten_key(self._key)} failed: {message or 'no reason given'}."
             f"{advice}",
             code=code,
             key=self._key,
             rank=self._client.rank,
         )
+        if code is not None:
+            self._client.counters.count_code(error.code_name)
+        return error
 
     # ------------------------------------------------------------------ on worker threads
 
@@ -199,6 +207,8 @@ class _Task:
         create = getattr(client.native_object, method, None)
         if create is None:
             raise no_method(method, rank=client.rank)
+        if not self._first.acquire(blocking=False):
+            raise asyncio.CancelledError  # which nobody waits for any more
         task: TaskId
         task, code = create(*args)
         if code != 0:

@@ -97,6 +97,10 @@ class WarmupTarget(Protocol):
         """Make registered memory."""
         ...
 
+    def discard(self, key: str) -> None:
+        """Take a key away in the background, by force; nobody hears how that ends."""
+        ...
+
 
 async def warm_up(
     target: WarmupTarget,
@@ -249,6 +253,9 @@ class _WarmUp:
         except TooManyAbandonedError:
             # Our own attempts hang in the engine: the diagnosis tells more than this error does.
             probe.end(None, "TOO_MANY_ABANDONED")
+        except asyncio.CancelledError:
+            self._target.discard(probe.key)
+            raise
         number = len(self._attempts) + 1
         seconds = self._time() - began
         return WarmupAttempt(number, probe.step, probe.code, probe.name, seconds), probe.key
@@ -290,18 +297,23 @@ class _WarmUp:
             if error.code is None:
                 raise
             return probe.end(error.code)
+        except asyncio.CancelledError:  # left behind, and the engine has let go of the memory
+            self._target.discard(probe.key)
+            raise
         return None
 
     async def _remove(self, key: str) -> None:
         """Take a probe's key away, by force since reading has leased it; not worth a failure."""
         bound = min(_REMOVE_TIMEOUT, self._policy.attempt_timeout)
-        with anyio.move_on_after(bound):
-            try:
+        try:
+            with anyio.move_on_after(bound):
                 code = int(await self._target.engine.remove(key, True))
-            except MooncakeError as error:
-                self.log.debug("%sWarmup key not removed: %s", self._prefix, type(error).__name__)
-            else:
                 self.log.debug("%sWarmup key removed, ret=%d", self._prefix, code)
+        except MooncakeError as error:
+            self.log.debug("%sWarmup key not removed: %s", self._prefix, type(error).__name__)
+        except asyncio.CancelledError:
+            self._target.discard(key)
+            raise
 
     # -- why -------------------------------------------------------------------------------------
 

@@ -439,12 +439,14 @@ class ZeroCopyVerbs:
         register = register_memory if shared is None else shared.share
         code = register(native, buffer.address, buffer.nbytes)
         if code < 0:
-            raise error_from_code(
+            error = error_from_code(
                 code,
                 f"registering {buffer.nbytes} bytes of memory",
                 rank=self.rank,
                 hint="Memory that overlaps what is registered already is refused.",
             )
+            self._client.note_error(error)
+            raise error
         buffer.registered = True
 
     async def _partner_answers(self, verb: str) -> None:
@@ -471,17 +473,16 @@ class ZeroCopyVerbs:
 
         def unregister() -> None:
             if buffer.registered:
-                if shared is None:
-                    client.native_object.unregister_buffer(buffer.address)
-                else:
-                    shared.unshare(client.native_object, buffer.address)
-                buffer.registered = False
+                way = None if shared is None else shared.unshare
+                buffer.forget(client.native_object, way)
                 client.keep_no_longer(buffer)
 
         await buffer.shut()
         # A store that is closed, or closing, lets go of all its memory itself.
         try:
-            await client.run(client.control, "unregister", unregister, bounded=True)
+            await client.run(
+                client.control, "unregister", unregister, bounded=True, giving_back=True
+            )
         except StoreClosedError:
             pass
         except TaintedStoreError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from aiomooncake import (
     RankGroup,
     Store,
     StoreClosedError,
+    WarmupPolicy,
     adopt,
     connect,
     connect_ranks,
@@ -277,10 +280,42 @@ async def test_one_of_two_who_warm_up_together_may_leave(store: Store, how: How)
             assert isinstance(outcome, asyncio.CancelledError) or outcome is report
 
 
+@pytest.mark.parametrize("how", HOWS)
+async def test_a_warm_up_that_is_cancelled_leaves_no_key(store: Store, how: How) -> None:
+    """The key of its probe stayed, until it was evicted."""
+    policy = WarmupPolicy(key_prefix="cancelled-")
+    with counting():
+        async for _ in cancelled_everywhere(partial(store.warmup, policy), how):
+            await quiet(store)
+            assert await store.remove_by_regex("^cancelled-", force=True) == 0
+
+
+@pytest.mark.parametrize("buffer", [16 * MB, 0])
+@pytest.mark.parametrize("method", ["put", "is_exist", "get", "remove"])
+async def test_a_warm_up_whose_call_is_in_the_engine_leaves_no_key(
+    method: str, buffer: int, hold: Hold
+) -> None:
+    engine = InMemoryEngine("warming")
+    if not buffer:
+        method = {"put": "put_from", "get": "get_into"}.get(method, method)
+    async with connect("memory://own", engine=engine, local_buffer_size=buffer) as store:
+        fault = engine.fault(method, hold=hold, times=1)
+        warming = asyncio.ensure_future(store.warmup())
+        await hold()
+        warming.cancel()
+        await asyncio.wait({warming}, timeout=PROMPT)
+        assert warming.cancelled()  # while the call is in the engine
+        assert store.stats().in_flight
+        hold.set()
+        await quiet(store)
+        fault.remove()
+        assert not engine._objects
+
+
 # --- calls that are in the engine ---------------------------------------------------------------
 
 
-HELD = [name for name in dir(InMemoryStore) if "get" in name or "put" in name or "upsert" in name]
+HELD = [name for name in dir(InMemoryStore) if re.match(r"(?!_).*(get|put|upsert)", name)]
 HELD += ["is_exist", "batch_is_exist", "batch_remove", "remove_by_regex", "register_buffer"]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import pydoc
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 
@@ -164,6 +166,25 @@ async def test_names_that_are_somewhere_else_are_told() -> None:
                 getattr(place, name)
             assert said in str(told.value)
             assert told.value.name == name
+
+
+async def test_only_what_can_be_called_stands_in_for_a_method() -> None:
+    """Anything could be set, under any name, and was there."""
+    async with connect("memory://names") as store:
+        for mirror in (store.engine, store.blocking):
+            told = r"^put is a method of the engine, .*: put\(…\); only a callable .*, not int$"
+            with pytest.raises(AttributeError, match=told):
+                mirror.put = 3  # type: ignore[assignment, method-assign]
+            assert mirror.put.__name__ == "put"
+            with pytest.raises(AttributeError, match=r"no method 'putt': did you mean 'put'\?"):
+                mirror.putt = print  # type: ignore[union-attr]
+            assert not hasattr(mirror, "putt")
+            with mock.patch.object(mirror, "put") as put:
+                assert mirror.put is put
+            assert mirror.put.__name__ == "put"
+            assert f"help(store.{'blocking' if mirror is store.blocking else 'engine'}.put)" in (
+                pydoc.render_doc(mirror)
+            )
 
 
 async def test_an_attribute_error_of_a_property_stays(monkeypatch: pytest.MonkeyPatch) -> None:

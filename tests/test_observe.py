@@ -163,14 +163,33 @@ async def test_refused_calls_are_errors_too(mine: Store) -> None:
 
 
 async def test_a_call_of_another_loop_is_a_refused_one(mine: Store) -> None:
+    """Of a call that would have waited with others nothing was counted."""
     await mine.exists("key")
 
     def elsewhere() -> None:
-        with pytest.raises(WrongLoopError):
-            asyncio.run(mine.exists_many(["key"]))
+        for call in (mine.exists_many(["key"]), mine.exists("key"), mine.get("key")):
+            with pytest.raises(WrongLoopError):
+                asyncio.run(call)
 
     await asyncio.to_thread(elsewhere)
-    assert mine.stats().errors == {"WRONG_LOOP": 1}
+    assert (mine.stats().refused, mine.stats().errors) == (3, {"WRONG_LOOP": 3})
+
+
+async def test_a_refused_batch_is_one(mine: Store) -> None:
+    await mine.exists("key")
+    await mine.aclose()
+    answers = await asyncio.gather(*map(mine.get, "abc"), return_exceptions=True)
+    assert [type(each) for each in answers] == [StoreClosedError] * 3
+    assert (mine.stats().refused, mine.stats().errors) == (1, {"STORE_CLOSED": 1})
+
+
+async def test_memory_that_the_engine_does_not_take_is_an_error(
+    engine: InMemoryEngine, mine: Store
+) -> None:
+    engine.fault("register_buffer", code=-600)
+    with pytest.raises(InvalidArgumentError, match="registering 4096 bytes"):
+        await mine.register(bytearray(4096))
+    assert mine.stats().errors == {"INVALID_PARAMS": 1}
 
 
 async def test_what_is_wrong_before_the_gate_is_the_callers_affair(mine: Store) -> None:

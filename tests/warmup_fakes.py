@@ -120,10 +120,14 @@ class FakeTarget:
     ) -> None:
         self.engine = FakeEngine() if engine is None else engine
         self.rank = rank
+        self.discarded: list[str] = []
         self.hostname = "10.0.0.9:12345"
         self.config: StoreConfig | None = config or StoreConfig(
             "memory://tests", **{"local_buffer_size": 1 << 20, **overrides}
         )
+
+    def discard(self, key: str) -> None:
+        self.discarded.append(key)
 
     @contextlib.asynccontextmanager
     async def allocate(self, nbytes: int) -> AsyncIterator[Any]:

@@ -56,6 +56,7 @@ class Gate:
         self._empty = threading.Condition(self._lock)
         self._inside: dict[Call, None] = {}
         self._given_up: set[Call] = set()
+        self._renewing = False
 
     def open(self) -> None:
         """Let calls in."""
@@ -71,12 +72,14 @@ class Gate:
         opening: bool = False,
         closing: bool = False,
         trial: bool = False,
+        giving_back: bool = False,
     ) -> None:
         """Let one call in; it must leave, whatever happens.
 
         ``opening`` and ``closing`` are the engine layer's own: the set-up comes in before the
         gate is open or while it is opened anew, the tear-down after it was shut. A ``trial`` comes
-        in while the master is away, to see whether it is back, or because it needs no master.
+        in while the master is away, to see whether it is back, or because it needs no master. One
+        that is ``giving_back`` memory comes in as soon as a new object may know it.
 
         Raises:
             RpcError: The master is away.
@@ -88,13 +91,13 @@ class Gate:
         wanted = State.CLOSING if closing else State.OPEN
         if opening:
             wanted = State.REOPENING if self.state is State.REOPENING else State.NEW
-        if self.state is not wanted:
+        if not self._takes(wanted, giving_back=giving_back):
             raise self.refusal(call.name)
         away = self.away
         if away is not None and wanted is State.OPEN and not trial:
             raise away(call.name)
         with self._lock:
-            if self.state is not wanted:
+            if not self._takes(wanted, giving_back=giving_back):
                 raise self.refusal(call.name)
             if reads and self.tainted is not None:
                 raise TaintedStoreError(
@@ -103,6 +106,13 @@ class Gate:
                     rank=self._rank,
                 )
             self._inside[call] = None
+
+    def _takes(self, wanted: State, *, giving_back: bool) -> bool:
+        return self.state is wanted or (giving_back and self._is_renewing)
+
+    @property
+    def _is_renewing(self) -> bool:
+        return self._renewing and self.state is State.REOPENING
 
     def check_abandoned(self, name: str) -> None:
         """Refuse a call that may get stuck while too many are.
@@ -151,7 +161,13 @@ class Gate:
             if self.state is not State.OPEN:
                 return False
             self.state = State.REOPENING
+            self._renewing = False
             return True
+
+    def renewing(self) -> None:
+        """Note that there is a new object, which is being told what the old one knew."""
+        with self._lock:
+            self._renewing = True
 
     def reopened(self) -> None:
         """Let calls in to a new object, which can be trusted."""
@@ -203,6 +219,11 @@ class Gate:
     def is_open(self) -> bool:
         """Whether calls are let in."""
         return self.state is State.OPEN
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the engine writes into no memory that was given back."""
+        return self.tainted is None or self._is_renewing
 
     @property
     def in_flight(self) -> int:

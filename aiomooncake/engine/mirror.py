@@ -13,6 +13,7 @@ from aiomooncake._values import nearest
 from aiomooncake.config import ReplicateConfig
 from aiomooncake.engine import methods
 from aiomooncake.engine.since import METHODS_SINCE, no_method
+from aiomooncake.engine.workers import stopping
 from aiomooncake.errors import (
     InvalidArgumentError,
     MooncakeError,
@@ -68,6 +69,7 @@ class _Mirror:
         methods: frozenset[str],
         address_methods: frozenset[str],
         convert: Callable[[ReplicateConfig], object],
+        move_of: Callable[[str], Callable[..., Any]],
         *,
         trial: bool = False,
     ) -> None:
@@ -76,9 +78,24 @@ class _Mirror:
         self._methods = methods
         self._address_methods = address_methods
         self._convert = convert
+        self._move_of = move_of
 
     def __dir__(self) -> list[str]:
         return sorted(self._methods)
+
+    if not TYPE_CHECKING:  # which refuses all of it anyway
+
+        def __setattr__(self, name: str, value: object) -> None:
+            """Refuse what is no method; a test may have another callable stand in for one."""
+            if not name.startswith("_"):
+                self._check(name)
+                if not callable(value):
+                    raise AttributeError(
+                        f"{name} is a method of the engine, which is called: {name}(…); only a "
+                        f"callable can stand in its place, not {type(value).__name__}",
+                        name=name,
+                    )
+            super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._client!r}>"
@@ -124,7 +141,8 @@ class _Mirror:
         client, refusal = self._client, self._refusal(name)
         writes = "put" in name or "upsert" in name
         moves = is_read(name) or name in self._address_methods or writes
-        convert = self._convert
+        probes = self._trial and writes
+        convert, move = self._convert, self._move_of(name)
 
         def native(given: Any) -> Any:
             return convert(given) if type(given) is ReplicateConfig else given
@@ -140,7 +158,7 @@ class _Mirror:
             if name in _UNMAPPING and _GRACE in (method.__doc__ or ""):
                 args, kwargs = _with_grace(args, kwargs)
             try:
-                answer = client.timed(method, *args, **kwargs) if moves else method(*args, **kwargs)
+                answer = move(method, args, kwargs) if moves else method(*args, **kwargs)
             except TypeError as exc:
                 # The binding shows what it was called with: keys, and values as long as they are.
                 text, shown, _ = str(exc).partition("\n\nInvoked with:")
@@ -150,6 +168,9 @@ class _Mirror:
             code = answer[0] if type(answer) is list and answer else answer
             if type(code) is int and code in RPC_CODES:
                 client.suspect_master()
+            if probes and code == 0 and stopping():
+                # The warm-up has ended without this answer, and can't take the key away.
+                client.native_object.remove(args[0], True)
             return answer
 
         return job
@@ -184,6 +205,8 @@ def _describe(call: Any, name: str, declared: type[object], client: EngineClient
 
 class EngineMirror(_Mirror, AwaitableMethods):
     """The binding's methods as coroutines: raw arguments, raw results, guarded.
+
+    ``dir(store.engine)`` lists those that this wheel has, ``help(store.engine.put)`` explains one.
 
     A cancelled call returns at once and goes on in the engine, counted as abandoned; a call that
     names memory of the caller by address is waited for first, because the engine still reads or
@@ -223,7 +246,8 @@ class EngineMirror(_Mirror, AwaitableMethods):
 class BlockingMirror(_Mirror, BlockingMethods):
     """The binding's methods for threads without a loop: raw and blocking, through the same gate.
 
-    It runs on the calling thread. Not for a thread that runs an event loop.
+    ``dir(store.blocking)`` lists those that this wheel has, ``help(store.blocking.put)`` explains
+    one. It runs on the calling thread. Not for a thread that runs an event loop.
     """
 
     def _find(self, name: str) -> Callable[..., Any]:

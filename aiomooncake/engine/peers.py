@@ -52,6 +52,7 @@ class PeerWatch:
         stuck: End points that do not answer, and since when (``time.time()``).
         elsewhere: Names of the segments of peers that do answer, while others do not.
         asking: Whether the master is being asked who holds the values of a slow read.
+        stopped: Set when the store closes.
     """
 
     def __init__(self, client: EngineClient, metrics: tuple[str, int] | None) -> None:
@@ -65,7 +66,7 @@ class PeerWatch:
         self._all = False
         self._watching = False
         self._quiet_until = 0.0
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
 
     def suspect(self, endpoints: Iterable[str]) -> None:
         """Knock at peers to which a transfer failed or takes long."""
@@ -81,13 +82,13 @@ class PeerWatch:
 
     def stop(self) -> None:
         """Watch no longer: the store closes."""
-        self._stopped.set()
+        self.stopped.set()
 
     @property
     def wants_news(self) -> bool:
         """Whether a suspicion would be looked into."""
         quiet = not self._watching and time.monotonic() < self._quiet_until
-        return not (quiet or self._stopped.is_set())
+        return not (quiet or self.stopped.is_set())
 
     def _begin(self) -> None:
         with self._lock:
@@ -105,7 +106,7 @@ class PeerWatch:
 
     def _watch(self) -> None:
         try:
-            while not self._stopped.is_set():
+            while not self.stopped.is_set():
                 anyio.run(self._look)
                 if not self.stuck:
                     return
@@ -121,7 +122,7 @@ class PeerWatch:
     def _pause(self) -> None:
         """Wait for the next look, while no call waits for a peer that does not answer."""
         until, step = time.monotonic() + _PAUSE, _STEP
-        while time.monotonic() < until and not self._stopped.wait(step):
+        while time.monotonic() < until and not self.stopped.wait(step):
             if self._client.gate.in_flight:  # it may wait for as many first words as it has keys
                 began = time.monotonic()
                 break_off(self.stuck)

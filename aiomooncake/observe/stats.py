@@ -123,14 +123,14 @@ class StoreStats:
         in_flight: Jobs queued or running now, abandoned ones included.
         abandoned: Jobs still running that nobody waits for any more.
         given_up: Jobs that were ever abandoned.
-        refused: Calls that were not let in: the master is away, the store is closed, too many
-            calls are stuck. A batch is one.
+        refused: Calls that were not let in: the master is away, the store is closed or belongs
+            to another loop, too many calls are stuck. A batch is one.
         tainted: A transfer came near the engine's own limit of 60 s; reads are refused.
         bytes_read: Bytes of values that reads brought in.
         bytes_written: Bytes of values that writes stored.
-        errors: Failed jobs and keys by the name of the engine's code; refused ones too, where
-            there is no code as ``STORE_CLOSED``, ``FORKED``, ``TAINTED``, ``TOO_MANY_ABANDONED``
-            or ``WRONG_LOOP``.
+        errors: Failed jobs and keys by the name of the engine's code; what was ``refused`` too,
+            where there is no code as ``STORE_CLOSED``, ``FORKED``, ``TAINTED``,
+            ``TOO_MANY_ABANDONED`` or ``WRONG_LOOP``. Not what a verb refuses of its arguments.
         views_copied: Values asked for by ``view`` that were read into memory of their own, since
             the local buffer had no room.
         hedges: Reads that were made a second time, since the first one took unusually long.

@@ -75,6 +75,10 @@ class Rank:
         """Refuse: a warm-up by value needs no registered memory."""
         raise NotImplementedError(f"{nbytes} bytes: ranks of the simulation have no memory")
 
+    def discard(self, key: str) -> None:
+        """Refuse it: no warm-up is cancelled here."""
+        raise NotImplementedError
+
     async def ping(self, rng: random.Random) -> None:
         """Do what the engine's client does of itself, for ever: ping, poll, mount again."""
         master, loop = self.world.master, asyncio.get_running_loop()

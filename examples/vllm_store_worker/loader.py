@@ -32,6 +32,7 @@ class _Load:
         self.req_id = request.req_id
         self.codes: list[int] = []  # of blocks that failed
         self.stopped = False  # there is no use in trying the others
+        self.ended = False
         self.reason = ""
         self.blocks: list[Block] = []
         try:
@@ -41,11 +42,17 @@ class _Load:
             self.reason = str(exc)
         else:
             self.missing = {block.block_id for block in self.blocks}
+        self.untried = len(self.blocks)
+
+    @property
+    def settled(self) -> bool:
+        """Whether none of its blocks will be tried any more."""
+        return self.stopped or not self.untried
 
     def why(self) -> str:
         """Say what went wrong."""
-        untried = len(self.missing) - len(self.codes) if self.stopped else 0
-        reasons = [told(self.codes), self.reason, f"{untried} not tried" if untried > 0 else ""]
+        untried = self.untried if self.stopped else 0
+        reasons = [told(self.codes), self.reason, f"{untried} not tried" if untried else ""]
         return "; ".join(filter(None, reasons))
 
 
@@ -104,6 +111,10 @@ class Loader:
         try:
             for some in self._batches(loads):
                 self._read(some)
+                # The next call may be stuck, which is nothing to those that are not in it.
+                for load in loads:
+                    if load.settled:
+                        self._end(load)
         except Exception as exc:  # whatever it is, the requests must hear of it
             for load in loads:
                 load.reason = str(exc)
@@ -141,6 +152,7 @@ class Loader:
         if _TRANSFER_FAIL in codes:
             self._inbox.keep_apart(_KEPT_APART)
         for (load, block), code in zip(batch, codes, strict=True):
+            load.untried -= 1
             if code > 0:
                 load.missing.discard(block.block_id)
             else:
@@ -148,6 +160,9 @@ class Loader:
                 load.stopped |= code not in _MISSES
 
     def _end(self, load: _Load) -> None:
+        if load.ended:
+            return
+        load.ended = True
         if load.missing or load.reason:
             log.warning(
                 "%s request %s: %d of %d blocks could not be loaded: %s",

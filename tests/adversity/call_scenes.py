@@ -16,6 +16,8 @@ from pathlib import Path
 import aiomooncake
 from aiomooncake import Store, StoreClosedError, WrongLoopError
 from aiomooncake.engine import process
+from aiomooncake.engine.binding import load_binding
+from aiomooncake.engine.entry_points import RealEntry
 from aiomooncake.testing import LoopStallProbe
 from tests.adversity.exit_scenes import open_store, opened, start_daemons
 from tests.contract.unset_calls import CALLS
@@ -24,6 +26,7 @@ from tests.contract.unset_calls import CALLS
 NO_STALL = 0.5
 # A tenth of what 20 clients hold. Freed memory lies in more or less of the heap, round by round.
 ROOM = 52 << 20
+MB = 1 << 20
 LIFE = {"setup", "setup_dummy", "init_all", "close"}
 
 
@@ -105,6 +108,56 @@ def before_and_after(address: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of the store whose mirror was kept
         asyncio.run(main())
+
+
+def closed_by_its_owner(address: str) -> None:
+    """The owner of an adopted engine closes it, in either way, and goes on calling the store."""
+
+    async def main() -> None:
+        binding = load_binding()
+        entry = RealEntry.find(binding)
+        assert isinstance(entry, RealEntry)
+        for directly in (False, True):
+            native = binding.store_class()
+            assert native.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MB, MB, "tcp", "", address) == 0
+            store = aiomooncake.adopt(native)
+            await store.put("k", b"v")
+            buffer, segment = await store.allocate(MB), await store.mount_segment(MB)
+            session = store.put_session({"l": 10})
+            await session.__aenter__()
+            await session.write("l", 0, buffer[:10])
+            if directly:
+                at = entry.address(native)
+                assert at is not None
+                assert entry.tear_down(at) == 0
+            else:
+                assert native.close() == 0
+            assert store.health().state == "closed"
+            assert not store.health().ok
+            await check_verbs(store, StoreClosedError)
+            for move in (
+                store.put_from("k", buffer[:10]),
+                store.get_into("k", buffer[:10]),
+                store.put_many_from({"l": buffer[:10], "m": buffer[:10]}),
+                store.get_many_into({"l": buffer[:10], "m": buffer[:10]}),
+                store.put_parts("k", b"v", b"w"),
+                store.replicas("k"),
+                store.copy("k", "target"),
+                session.write("l", 0, buffer[:10]),
+                session.__aexit__(None, None, None),
+                store.put_session({"m": 10, "n": 10}).__aenter__(),
+                store.get_session(["k"]).__aenter__(),
+                store.view("k"),
+                store.allocate(MB),
+                store.mount_segment(MB),
+            ):
+                with refused(StoreClosedError):
+                    await move
+            await buffer.aclose()
+            await segment.aclose()
+            await store.aclose()
+
+    asyncio.run(main())
 
 
 def close_under_calls(address: str) -> None:

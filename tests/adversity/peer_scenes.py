@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from aiomooncake import BatchError, LocalCluster, ReplicateConfig, Store, TransferError
 from aiomooncake.testing.stall import LoopStallProbe
@@ -12,6 +13,8 @@ from tests.adversity.call_scenes import NO_STALL
 from tests.adversity.exit_scenes import open_store
 from tests.adversity.frozen_scenes import attempt, fails
 from tests.adversity.processes import Peer
+
+T = TypeVar("T")
 
 MB = 1 << 20
 
@@ -135,6 +138,94 @@ def a_dead_peer_is_forgotten() -> None:
                 await until(lambda: store.health().state == "degraded")
                 await until(lambda: store.health().state == "ready", within=20)
                 assert await store.get("peer0") is None
+                await store.aclose()
+
+    asyncio.run(main())
+
+
+def raw_reads_avoid_a_frozen_peer() -> None:
+    """The mirrors told nobody that a read took long, and sent the next ones to the same peer."""
+
+    async def main() -> None:
+        async with LocalCluster(client_ttl=60) as cluster:
+            with Peer(cluster.address, keys=8) as peer:
+                store = await open_store(cluster.address, transfer_timeout=1)
+                own = ReplicateConfig(preferred_segment=store.hostname)
+                await store.put("mine", b"value", config=own)
+                keys = ["mine", "peer1", "nothing", "peer2"]
+                async with LoopStallProbe() as probe, store.allocate(4 * 4096) as buffer:
+                    places = [buffer.address + 4096 * i for i in range(4)]
+                    sizes = [4096] * 4
+                    pieces = [[place] for place in places]
+                    raw, threads = store.engine, store.blocking
+
+                    def in_thread(method: Callable[..., T], *args: Any, **kwargs: Any) -> Any:
+                        return asyncio.to_thread(method, *args, **kwargs)
+
+                    assert await raw.get("peer1") == Peer.value(1)  # so that they know each other
+                    peer.freeze()
+                    stuck = asyncio.ensure_future(
+                        in_thread(threads.batch_get_into, ["peer1"], places[:1], sizes[:1])
+                    )
+                    await until(lambda: store.health().state == "degraded")
+                    assert await stuck == [-800]
+                    answers: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+                        (
+                            lambda: in_thread(threads.batch_get_into, keys, places, sizes),
+                            [5, -800, -704, -800],
+                        ),
+                        (
+                            lambda: in_thread(
+                                threads.batch_get_into_multi_buffers,
+                                keys,
+                                all_buffer_ptrs=pieces,
+                                all_sizes=[[5], [4096], [5], [4096]],
+                                prefer_alloc_in_same_node=False,
+                            ),
+                            [5, -800, -704, -800],
+                        ),
+                        (lambda: raw.batch_get_into(keys[1:2], places[:1], sizes[:1]), [-800]),
+                        (lambda: raw.get_into("peer3", places[0], 4096), -800),
+                        (lambda: raw.get_batch(keys), [b"value", b"", b"", b""]),
+                        (lambda: raw.batch_get_buffer(keys[1:]), [None] * 3),
+                        (lambda: in_thread(threads.get, "peer3"), b""),
+                        (lambda: in_thread(threads.get_buffer, "peer3"), None),
+                    ]
+                    for call, answer in answers:
+                        began = time.monotonic()
+                        assert await call() == answer
+                        assert time.monotonic() - began < 0.5
+                    # What is wrong with a call is told as ever.
+                    assert await raw.batch_get_into(keys, places[:1], sizes) == [-600] * 4
+                    peer.thaw()
+                    await until(lambda: store.health().state == "ready")
+                    await until_read(store)
+                    codes = await in_thread(threads.batch_get_into, keys, places, sizes)
+                    assert codes == [5, 4096, -704, 4096]
+                assert probe.longest < NO_STALL, probe
+                await store.aclose()
+
+    asyncio.run(main())
+
+
+def raw_calls_on_a_peer_that_was_frozen_all_along() -> None:
+    """A thread's read waited for 60 s for the first word to each key, and tainted the store."""
+
+    async def main() -> None:
+        async with LocalCluster(client_ttl=60) as cluster:
+            with Peer(cluster.address, keys=4) as peer:
+                store = await open_store(cluster.address, transfer_timeout=1)
+                peer.freeze()
+                async with LoopStallProbe() as probe, store.allocate(4 * 4096) as buffer:
+                    codes = await asyncio.to_thread(
+                        store.blocking.batch_get_into,
+                        [f"peer{i}" for i in range(4)],
+                        [buffer.address + 4096 * i for i in range(4)],
+                        [4096] * 4,
+                    )
+                    assert codes == [-800] * 4
+                assert not store.stats().tainted
+                assert probe.longest < NO_STALL, probe
                 await store.aclose()
 
     asyncio.run(main())

@@ -16,6 +16,8 @@ from tests.adversity.processes import run_scene
         scenes.a_frozen_peer_is_avoided,
         scenes.a_peer_that_was_frozen_all_along,
         scenes.a_dead_peer_is_forgotten,
+        scenes.raw_reads_avoid_a_frozen_peer,
+        scenes.raw_calls_on_a_peer_that_was_frozen_all_along,
     ],
 )
 @pytest.mark.timeout(90)

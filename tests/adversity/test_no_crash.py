@@ -15,6 +15,7 @@ from tests.adversity.processes import run_scene
     "scene",
     [
         scenes.before_and_after,
+        scenes.closed_by_its_owner,
         scenes.close_under_calls,
         scenes.cancelled_connects,
         scenes.cancelled_close,

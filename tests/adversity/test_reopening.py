@@ -11,6 +11,7 @@ import pytest
 
 import aiomooncake
 from aiomooncake import LocalCluster, MooncakeError, TaintedStoreError
+from aiomooncake.master import segments
 from aiomooncake.testing.stall import LoopStallProbe
 
 pytestmark = pytest.mark.timeout(60)
@@ -177,3 +178,41 @@ async def test_a_close_that_meets_it_waiting_tears_the_object_down(
     host, _, port = store.config.master_server_address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, int(port))
+
+
+class Gap:
+    """Where the telling of the new object waits."""
+
+    def __init__(self, hold: Any) -> None:
+        self._hold = hold
+
+    def renew(self, native: Any) -> bool:  # it is told nothing
+        self._hold.wait()
+        return False
+
+
+async def test_lent_memory_may_be_taken_back_while_the_new_object_is_told(
+    own_cluster: LocalCluster, open_store: Any, eventually: Any, hold: Any
+) -> None:
+    """The call was refused, the segment taken for gone with the old object, and it stayed lent."""
+    store = await open_store(own_cluster.address, **OPTIONS)
+    segment, buffer = await store.mount_segment(MB), await store.allocate(MB)
+    kept = len(store._client._kept) - 2
+    store._client.keep_until_gone(Gap(hold))
+    first = segment.ids
+    await tainted(store)
+    await hold()
+    assert segment.ids != first  # lent anew
+    await segment.aclose()
+    await buffer.aclose()
+    hold.set()
+    await eventually(lambda: store.health().ok)
+    assert len(store._client._kept) == kept
+    # Its own memory is what a store lends from the beginning.
+    with anyio.fail_after(10):
+        while await mounted(own_cluster) != [32 * MB]:  # noqa: ASYNC110  # the master tells nobody
+            await asyncio.sleep(0.05)
+
+
+async def mounted(cluster: LocalCluster) -> list[int]:
+    return [each.capacity for each in await segments("127.0.0.1", cluster.metrics_port, 5.0)]

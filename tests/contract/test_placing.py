@@ -202,18 +202,20 @@ async def test_tasks_that_can_not_be(store: Store, key: str) -> None:
         assert "local_buffer_size" not in str(refused.value)  # no cure of these
 
 
-@pytest.mark.parametrize("store", ["real"], indirect=True)
 async def test_copies_to_a_segment_that_is_taken_back(
     store: Store, lender: Store, key: str
 ) -> None:
-    """The in-memory engine begins such a copy, which then finds no room."""
     await store.put(key, b"value")
     async with lender.mount_segment(MB):
         pass
-    with pytest.raises(UnavailableError, match="being taken back") as failed:
-        await store.copy(key, lender.hostname)
-    assert failed.value.code == -1010
-    assert lender.hostname in str(failed.value)
+    for refused in (
+        store.copy(key, [store.hostname, lender.hostname]),
+        store.move(key, store.hostname, lender.hostname),
+    ):
+        with pytest.raises(UnavailableError, match="being taken back") as failed:
+            await refused
+        assert failed.value.code == -1010
+        assert lender.hostname in str(failed.value)
 
 
 @pytest.mark.timeout(90)
@@ -221,8 +223,10 @@ async def test_a_task_that_fails_says_why(store: Store, open_store: OpenStore, k
     peer = await open_store(target_of(store), global_segment_size=16 * MB, local_buffer_size=MB)
     async with store.allocate(20 * MB) as buffer:
         await store.put_from(key, buffer, config=ReplicateConfig(preferred_segment=store.hostname))
+    before = store.stats().errors.get("NO_AVAILABLE_HANDLE", 0)
     with pytest.raises(TaskError, match="NO_AVAILABLE_HANDLE") as failed:
         await store.copy(key, peer.hostname)
+    assert store.stats().errors["NO_AVAILABLE_HANDLE"] == before + 1
     assert failed.value.code == -200
     assert failed.value.key == key
     assert failed.value.retryable

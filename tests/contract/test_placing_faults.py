@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from aiomooncake import (
     connect,
 )
 from aiomooncake.engine.inmemory import InMemoryEngine, InMemoryStore
+from aiomooncake.engine.protocol import NativeStore
+from aiomooncake.segments import Segment
 from aiomooncake.tasks import TaskProgress
 from tests.conftest import MB, Hold
 
@@ -112,8 +115,77 @@ async def test_a_segment_that_can_not_be_mounted_anew(
     assert "closed" in repr(segment)
 
 
-def joined(engine: InMemoryEngine) -> InMemoryStore:
-    native = InMemoryStore(engine)
+class Gap:
+    """Where a re-opening waits, between two things that it tells the new object of."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def renew(self, native: NativeStore) -> bool:  # it is told nothing
+        self._hold.wait()
+        return False
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+async def test_what_is_closed_while_the_store_is_opened_anew_is_not_left_with_the_new_object(
+    engine: InMemoryEngine, store: Store, hold: Hold, when: str
+) -> None:
+    """Calls were refused, and it was taken for gone with the old object, after its own renewal."""
+    client = store._client
+    kept = len(client._kept)
+    for what, method in (
+        ("segment", "allocate_and_mount_segment"),
+        ("buffer", "register_buffer"),
+    ):
+        gap = Gap(hold)
+        if when == "before":
+            client.keep_until_gone(gap)
+        thing: Any
+        thing = await (store.mount_segment(MB) if what == "segment" else store.allocate(MB))
+        if when == "after":
+            client.keep_until_gone(gap)
+        fault = engine.fault(method, hold=hold) if when == "during" else None
+        client.gate.taint("a test says so")
+        assert client.gate.pause()
+        assert client.native is not None
+        assert client.native.close() == 0
+        fresh = joined(engine)
+        renewing = asyncio.ensure_future(asyncio.to_thread(client.renew, fresh))
+        await hold()
+        closing = asyncio.ensure_future(thing.aclose())
+        if when == "during":
+            for _ in range(3):  # until it waits
+                await asyncio.sleep(0)
+            assert not closing.done()
+        else:
+            await closing
+        hold.set()
+        await renewing
+        await closing
+        hold.clear()
+        if fault is not None:
+            fault.remove()
+        assert all(each.until < float("inf") for each in engine._segments.values())
+        if what == "buffer":
+            assert fresh.register_buffer(thing.address, thing.nbytes) == 0
+            assert fresh.unregister_buffer(thing.address) == 0
+        assert len(client._kept) == kept
+        assert store.health().ok
+
+
+async def test_a_mount_that_meets_a_re_opening_is_not_made_by_it(
+    engine: InMemoryEngine, store: Store
+) -> None:
+    """It was kept already, and refused a moment later."""
+    client = store._client
+    client.gate.pause()
+    segment = Segment(client, nbytes=MB, path=None, offset=0, protocol="tcp", location="")
+    assert not segment.renew(joined(engine))
+    assert segments(engine) == 1
+
+
+def joined(engine: InMemoryEngine, kind: type[InMemoryStore] = InMemoryStore) -> InMemoryStore:
+    native = kind(engine)
     assert native.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "master") == 0
     return native
 
@@ -135,9 +207,7 @@ async def test_a_wheel_without_segments_tasks_and_sessions(engine: InMemoryEngin
                 raise AttributeError(name)
             return super().__getattribute__(name)
 
-    native = Old(engine)
-    assert native.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "master") == 0
-    async with adopt(native) as store:
+    async with adopt(joined(engine, Old)) as store:
         with pytest.raises(
             NotSupportedError, match=r"has no mount_segment: install 0\.3\.11\.post1 or newer"
         ):
@@ -200,6 +270,47 @@ async def test_a_copy_that_is_cancelled_before_it_is_known(
     with pytest.raises(asyncio.CancelledError):
         await copying
     assert "goes on in the cluster" in caplog.text
+
+
+async def test_a_copy_that_is_cancelled_in_our_queue_was_never_begun(
+    engine: InMemoryEngine, store: Store, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was said to go on in the cluster, which had never heard of it."""
+    await store.put("key", b"value")
+    fault = engine.fault("create_move_task", hold=hold)
+    ahead = [asyncio.ensure_future(store.move("key", store.hostname, "there")) for _ in range(2)]
+    await hold(2)  # all threads of the lane
+    copying = asyncio.ensure_future(store.copy("key", "there"))
+    await asyncio.sleep(0)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    fault.remove()
+    hold.set()
+    assert all(await asyncio.gather(*ahead, return_exceptions=True))
+    assert "goes on" not in caplog.text
+
+
+async def test_a_copy_that_is_cancelled_before_the_engine_hears_of_it_is_not_begun(
+    engine: InMemoryEngine, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[object] = []
+
+    class Slow(InMemoryStore):
+        @property
+        def create_copy_task(self) -> Any:
+            hold.wait()
+            return lambda *asked: begun.append(asked)
+
+    async with adopt(joined(engine, Slow)) as store:
+        copying = asyncio.ensure_future(store.copy("key", "there"))
+        await hold()  # a thread has taken it up
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        hold.set()
+    assert not begun
+    assert "goes on" not in caplog.text
 
 
 # --- sessions ---------------------------------------------------------------------------------
@@ -329,6 +440,20 @@ async def test_a_large_read_whose_place_can_not_be_asked(
     with pytest.raises(RpcError):
         await reading
     assert await store.get("large") == bytes(9 * MB)
+
+
+async def test_an_engine_that_its_owner_has_closed_takes_no_session(
+    engine: InMemoryEngine,
+) -> None:
+    """The engine answers such a start with no code at all, and a ValueError came out."""
+    native = joined(engine)
+    async with adopt(native, rank=5) as store:
+        assert native.close() == 0
+        with pytest.raises(StoreClosedError, match=r"TP5\] put_session refused: the owner of this"):
+            async with store.put_session({"key": 10}):
+                pytest.fail("it began")
+        assert store.stats().refused == 1
+        assert store.health().state == "closed"
 
 
 async def test_a_store_that_is_closed_under_a_session(engine: InMemoryEngine) -> None:
