@@ -183,7 +183,7 @@ def source_of(value: Any, *, verb: str, key: str, rank: int | str | None) -> Sou
 def _name_of(value: object) -> str:
     kind = type(value)
     dtype = getattr(value, "dtype", None)
-    return f"{kind.__name__} of {dtype}" if dtype is not None else f"a {kind.__name__}"
+    return f"a value of type {kind.__name__}" if dtype is None else f"{kind.__name__} of {dtype}"
 
 
 def _torch_dtype(tensor: torch.Tensor, torch: Any) -> Dtype:

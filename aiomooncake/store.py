@@ -16,7 +16,7 @@ from aiomooncake._values import nearest
 from aiomooncake.avoiding import suspect_owners
 from aiomooncake.batching import ASKED_KEYS, WIDTH, Batching, Waiting
 from aiomooncake.config import ReplicateConfig
-from aiomooncake.engine.client import CLOSED, EngineClient, close_dropped
+from aiomooncake.engine.client import EngineClient, close_dropped
 from aiomooncake.engine.gate import State
 from aiomooncake.engine.methods import AwaitableMethods
 from aiomooncake.engine.mirror import BlockingMirror, EngineMirror
@@ -537,7 +537,7 @@ class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):
             except MooncakeError:
                 pass  # closed meanwhile
             else:
-                if code == CLOSED:
+                if client.owner_has_closed(code):
                     return "closed", "the engine's owner has closed it"
                 if code != 0 and not (watch is not None and watch.just_seen):
                     # The engine has noticed before any call did.

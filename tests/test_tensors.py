@@ -289,8 +289,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "efficient zeros": (lambda: torch._efficientzerotensor(3), "no memory of its own"),
     "not initialised": (torch.nn.parameter.UninitializedParameter, "uninitialized parameter"),
     "nine dimensions": (lambda: torch.ones((1,) * 9), "has 9 dimensions"),
-    "text": (lambda: "text", "can't store a str"),
-    "a list": (lambda: [1.0], "can't store a list"),
+    "text": (lambda: "text", "can't store a value of type str"),
+    "a list": (lambda: [1.0], "can't store a value of type list"),
     "an array of text": (lambda: np.array(["a"]), "the format of its buffer"),
     "an array of objects": (lambda: np.array([None]), "the format of its buffer is 'O'"),
     "foreign byte order": (

@@ -40,7 +40,7 @@ T = TypeVar("T")
 Job = Callable[[Sequence[Any]], Sequence[Any]]
 """Does the work for items that have a key, and answers a result or an error for each."""
 
-__all__ = ["CLOSED", "OVERDUE", "TAINT_AFTER", "EngineClient", "close_dropped"]
+__all__ = ["OVERDUE", "TAINT_AFTER", "EngineClient", "close_dropped"]
 
 TAINT_AFTER = 55.0
 """Seconds in one native call after which its store is not trusted any more.
@@ -52,15 +52,14 @@ A transfer that reaches the engine's own limit of 60 s stays queued and writes l
 # frozen does it when it goes on.
 _DUMMY_TAINT_AFTER = 25.0
 
-CLOSED: Final = 1
-"""What ``health_check()`` of a native object answers after its ``close()``, and before set-up."""
-
 OVERDUE = 0.1
 """Seconds after which a call no longer holds up those behind it in the lane of small ones."""
 
 _KNOCK_AGAIN: Final = 1.0
 """Seconds between two knocks at peers while a large value is on its way."""
 
+# What health_check() of a native object answers after its close(), and before its set-up.
+_CLOSED: Final = 1
 _BULK_THREADS = 2
 _CONTROL_THREADS = 2
 _HEDGE_THREADS = 4
@@ -142,6 +141,7 @@ class EngineClient:
         self.late_writes: ThreadFuture[None] | None = None
         self.peers: PeerWatch | None = None
         self.since = time.time()
+        self.closed_by_owner = False
         self.on_change: Callable[[], object] = _nothing
         self.on_lane: Callable[[Any], object] = _ignore  # told of each new lane of waiting calls
         track(self, guarded=guarded)
@@ -262,6 +262,17 @@ class EngineClient:
         """Note that the store's health has changed; from any thread."""
         self.since = time.time()
         self.on_change()
+
+    def owner_has_closed(self, code: int) -> bool:
+        """Learn from an answer of ``health_check()`` whether an adopted object was closed.
+
+        Once closed, it stays so for this store: what it has registered is gone, even when the owner
+        sets the object up again.
+        """
+        if not self.closed_by_owner and code == _CLOSED and not self.owns_native:
+            self.closed_by_owner = True
+            self.changed()
+        return self.closed_by_owner
 
     def call_on_loop(self, fn: Callable[[], object]) -> None:
         """Call something on the store's loop, or here if it has none that runs."""
@@ -492,7 +503,7 @@ class EngineClient:
 
         The flag is read in 0.4 us.
         """
-        if self.native_object.health_check() == CLOSED:
+        if self.owner_has_closed(self.native_object.health_check()):
             error = StoreClosedError(
                 f"{name} refused: the owner of this adopted engine has closed it; close the store "
                 "before the engine, and adopt one that is open",
@@ -757,7 +768,9 @@ class EngineClient:
 
     def _forget(self, native: NativeStore) -> None:
         """Let an engine that lives on forget our memory; not one that its owner has closed."""
-        if native.health_check() == CLOSED or self.gate.tainted is not None:
+        if self.closed_by_owner or native.health_check() == _CLOSED:
+            return
+        if self.gate.tainted is not None:
             return
         for thing in list(self._kept.values()):
             if isinstance(thing, Forgettable):

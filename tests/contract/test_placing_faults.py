@@ -456,6 +456,24 @@ async def test_an_engine_that_its_owner_has_closed_takes_no_session(
         assert store.health().state == "closed"
 
 
+async def test_a_store_stays_closed_when_its_owner_sets_the_engine_up_again(
+    engine: InMemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = joined(engine)
+    async with adopt(native) as store:
+        adopted = store.health().since
+        assert native.close() == 0
+        assert store.health().state == "closed"
+        closed = store.health().since
+        assert adopted < closed == store.health().since
+        monkeypatch.setattr(
+            native, "health_check", lambda: 0
+        )  # the real engine allows a second one
+        assert store.health().state == "closed"
+        with pytest.raises(StoreClosedError, match="owner"):
+            await store.get("key")
+
+
 async def test_a_store_that_is_closed_under_a_session(engine: InMemoryEngine) -> None:
     store = await connect(HERE, global_segment_size=16 * MB)
 
