@@ -146,8 +146,13 @@ async def copied(value: Any) -> Any:
     if len(value) <= MERGED_VALUE:
         ctypes.memmove(address, value, len(value))
     else:  # its copying lets go of the GIL
-        await anyio.to_thread.run_sync(ctypes.memmove, address, value, len(value))
+        await anyio.to_thread.run_sync(_fill, copy, address, value)
     return copy
+
+
+def _fill(copy: bytes, address: int, value: bytes) -> None:
+    """Copy a value; whoever waits may be cancelled meanwhile, so this holds the memory of both."""
+    ctypes.memmove(address, value, len(copy))
 
 
 def answered(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -101,7 +101,9 @@ class _Trials:
             return [client.native_object.remove(key, True) for key in keys]
 
         with contextlib.suppress(MooncakeError, RuntimeError):  # it is closing, or out of threads
-            client.start(client.small, "remove", remove, [key], done=_ignore, over=_nothing, keys=0)
+            client.start(
+                client.small, "remove", remove, [key], done=_ignore, over=_nothing, keys=0
+            ).tidies = True
 
 
 class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):

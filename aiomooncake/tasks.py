@@ -145,8 +145,10 @@ class _Task:
         self._where = where
         self._on_progress = on_progress
         self._began = time.monotonic()
-        # Taken by the engine's call that begins it, or by a cancellation that came before that.
-        self._first = threading.Lock()
+        # Between the loop, where it may be cancelled, and the thread that begins it.
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._taken = False  # by the engine
 
     async def run(self, method: str, *args: Any) -> None:
         """Begin it and see it through."""
@@ -155,11 +157,17 @@ class _Task:
             task = await client.run(client.control, verb, self._begin, method, args)
             await self._follow(task)
         except asyncio.CancelledError:
-            if not self._first.acquire(blocking=False):
-                client.log.warning(
-                    "a %s %s was cancelled, and goes on in the cluster", verb, self._where
-                )
+            with self._lock:
+                self._cancelled.set()
+                taken = self._taken
+            if taken:
+                self._warn()
             raise
+
+    def _warn(self) -> None:
+        self._client.log.warning(
+            "a %s %s was cancelled, and goes on in the cluster", self._verb, self._where
+        )
 
     async def _follow(self, task: TaskId) -> None:
         client, delay, status = self._client, _FIRST_LOOK, ""
@@ -207,12 +215,17 @@ class _Task:
         create = getattr(client.native_object, method, None)
         if create is None:
             raise no_method(method, rank=client.rank)
-        if not self._first.acquire(blocking=False):
+        if self._cancelled.is_set():
             raise asyncio.CancelledError  # which nobody waits for any more
         task: TaskId
         task, code = create(*args)
         if code != 0:
             raise self._error(code, self._verb, advice=self._advice(code))
+        with self._lock:
+            self._taken = True
+            late = self._cancelled.is_set()
+        if late:
+            self._warn()
         return task
 
     def _advice(self, code: int) -> str:

@@ -312,6 +312,26 @@ async def test_a_warm_up_whose_call_is_in_the_engine_leaves_no_key(
         assert not engine._objects
 
 
+async def test_a_warm_up_that_is_cancelled_before_a_close_leaves_no_key(hold: Hold) -> None:
+    """What takes the key away was dropped with all else that waited for a thread."""
+    engine = InMemoryEngine("warming")
+    store = await connect("memory://own", engine=engine, threads=1)
+    engine.fault("is_exist", hold=hold)
+    warming = asyncio.ensure_future(store.warmup())
+    await hold()
+    other = asyncio.ensure_future(store.engine.is_exist("key"))
+    await asyncio.sleep(0)
+    warming.cancel()
+    await hold()  # in place of the warm-up's call, so that no thread is left
+    await asyncio.wait({warming}, timeout=PROMPT)
+    assert engine._objects
+    store._client.begin_close()
+    hold.set()
+    assert await other == 0
+    await store.aclose()
+    assert not engine._objects
+
+
 # --- calls that are in the engine ---------------------------------------------------------------
 
 

@@ -249,6 +249,20 @@ async def test_names_of_errors_are_those_of_the_table(engine: InMemoryEngine, mi
     assert set(mine.stats().errors) <= {info.name for info in CODES.values()}
 
 
+async def test_a_store_that_is_opened_anew_stays_with_its_loop(mine: Store) -> None:
+    await mine.exists("key")
+    gate = mine._client.gate
+    assert gate.pause()
+
+    def elsewhere() -> None:
+        with pytest.raises(WrongLoopError):
+            asyncio.run(mine.get("key"))
+
+    await asyncio.to_thread(elsewhere)
+    gate.reopened()
+    assert await mine.get("key") is None
+
+
 async def test_an_outage_is_told_and_its_refusals_are_counted(
     own_cluster: LocalCluster, open_store: OpenStore, eventually: Eventually, caplog: Any
 ) -> None:

@@ -16,9 +16,11 @@ import sys
 import textwrap
 import uuid
 import warnings
+import weakref
 from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -389,6 +391,40 @@ async def test_each_of_those_who_read_a_tensor_at_once_gets_his_own(
             assert torch.equal(one[1:], tensor[1:])
             one.fill_(-place)
         assert [int(one[0]) for one in found if one is not None] == [0, -1, -2, -3, -4]
+
+
+async def test_a_copy_whose_reader_is_cancelled_keeps_its_memory(
+    store: Store, key: str, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread wrote into memory that was free."""
+    targets: list[weakref.ref[bytearray]] = []
+    kept: list[bool] = []
+
+    class Target(bytearray):
+        """Memory of which one can tell whether it is still there, other than of ``bytes``."""
+
+    def new_target(nbytes: int) -> tuple[bytearray, int]:
+        target = Target(nbytes)
+        targets.append(weakref.ref(target))
+        return target, 0
+
+    def slow_copy(_to: int, _value: bytes, _nbytes: int) -> None:
+        hold.wait()
+        kept.append(targets[-1]() is not None)
+
+    await store.put_tensor(key, torch.zeros(MB))
+    with monkeypatch.context() as patch:
+        patch.setattr("aiomooncake._tensor_reads.new_bytes", new_target)
+        patch.setattr("aiomooncake._tensor_reads.ctypes", SimpleNamespace(memmove=slow_copy))
+        reading = asyncio.ensure_future(store.get_tensors([key, key]))
+        await hold()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        gc.collect()
+        hold.set()
+        await eventually(lambda: kept, lambda: "it was copied")
+    assert kept == [True]
 
 
 # --- many tensors -----------------------------------------------------------------------------

@@ -580,7 +580,8 @@ class EngineClient:
     def _take_loop(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         with self._lock:
             bound = self._loop
-            if bound is None or bound.is_closed() or self.gate.state is not State.OPEN:
+            in_use = self.gate.state in (State.OPEN, State.REOPENING)
+            if bound is None or bound.is_closed() or not in_use:
                 self._loop = loop
                 return
         error = WrongLoopError(
@@ -684,7 +685,7 @@ class EngineClient:
 
     def _drop_queued(self) -> None:
         for call in self.gate.calls():
-            if any(lane.drop(call) for lane in self._lanes):
+            if not call.tidies and any(lane.drop(call) for lane in self._lanes):
                 call.error = StoreClosedError(
                     f"{call.name} was dropped while it waited for a thread: the store is closing",
                     rank=self.rank,

@@ -37,6 +37,7 @@ class Call:
         "result",
         "started",
         "stop",
+        "tidies",
     )
 
     def __init__(
@@ -56,6 +57,9 @@ class Call:
         self.finished = 0.0
         self.native_id = 0
         self.dropped = False
+        self.tidies = (
+            False  # it is done also when the store closes, which would leave things behind
+        )
         self.abandoned = False
         self.aside = False
         # Jobs of several native calls (a large value in pieces) look at this between them.

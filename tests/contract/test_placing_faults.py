@@ -269,7 +269,24 @@ async def test_a_copy_that_is_cancelled_before_it_is_known(
     copying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await copying
+    assert "goes on" not in caplog.text  # the engine may still refuse it
+    hold.set()
+    await store.aclose()  # waits for it
     assert "goes on in the cluster" in caplog.text
+
+
+async def test_a_copy_that_is_cancelled_and_then_refused_does_not_go_on(
+    engine: InMemoryEngine, store: Store, hold: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.fault("create_copy_task", hold=hold, code=-704)
+    copying = asyncio.ensure_future(store.copy("key", store.hostname))
+    await hold()
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    hold.set()
+    await store.aclose()  # waits for it
+    assert "goes on" not in caplog.text
 
 
 async def test_a_copy_that_is_cancelled_in_our_queue_was_never_begun(
