@@ -152,6 +152,9 @@ def raw_reads_avoid_a_frozen_peer() -> None:
                 store = await open_store(cluster.address, transfer_timeout=1)
                 own = ReplicateConfig(preferred_segment=store.hostname)
                 await store.put("mine", b"value", config=own)
+                odd: Any = b"\xff\xfe"
+                in_bytes: Any = [b"mine", b"peer1"]
+                assert await store.engine.put(odd, b"odd", own) == 0
                 keys = ["mine", "peer1", "nothing", "peer2"]
                 async with LoopStallProbe() as probe, store.allocate(4 * 4096) as buffer:
                     places = [buffer.address + 4096 * i for i in range(4)]
@@ -188,7 +191,9 @@ def raw_reads_avoid_a_frozen_peer() -> None:
                         (lambda: raw.get_into("peer3", places[0], 4096), -800),
                         (lambda: raw.get_batch(keys), [b"value", b"", b"", b""]),
                         (lambda: raw.batch_get_buffer(keys[1:]), [None] * 3),
+                        (lambda: raw.get_batch(in_bytes), [b"value", b""]),
                         (lambda: in_thread(threads.get, "peer3"), b""),
+                        (lambda: in_thread(threads.get, odd), b"odd"),
                         (lambda: in_thread(threads.get_buffer, "peer3"), None),
                     ]
                     for call, answer in answers:
@@ -197,6 +202,15 @@ def raw_reads_avoid_a_frozen_peer() -> None:
                         assert time.monotonic() - began < 0.5
                     # What is wrong with a call is told as ever.
                     assert await raw.batch_get_into(keys, places[:1], sizes) == [-600] * 4
+                    wrong: list[Callable[[Any], object]] = [
+                        lambda on: on.get(key="peer1"),
+                        lambda on: on.get_batch(dict.fromkeys(keys)),
+                        lambda on: on.get_into("peer1", places[0], -1),
+                        lambda on: on.batch_get_into(keys, [places[0], 0.5, *places[2:]], sizes),
+                    ]
+                    for refused in wrong:
+                        told = await in_thread(refusal, refused, threads)
+                        assert told == refusal(refused, store._client.native)
                     peer.thaw()
                     await until(lambda: store.health().state == "ready")
                     await until_read(store)
@@ -206,6 +220,15 @@ def raw_reads_avoid_a_frozen_peer() -> None:
                 await store.aclose()
 
     asyncio.run(main())
+
+
+def refusal(call: Callable[[Any], object], on: object) -> str:
+    """Make a call that is wrong, and return what the binding says to it."""
+    try:
+        call(on)
+    except TypeError as error:
+        return str(error).partition("\n\nInvoked with:")[0]
+    raise AssertionError("it was not refused")
 
 
 def raw_calls_on_a_peer_that_was_frozen_all_along() -> None:
