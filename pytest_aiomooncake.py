@@ -42,16 +42,15 @@ def _needing_the_engine() -> Iterator[None]:
 def mooncake_cluster() -> Iterator[LocalCluster]:
     """Run a private Mooncake on loopback for the whole run, for each worker of xdist its own.
 
-    An `aiomooncake.LocalCluster`: ``mooncake_cluster.address`` is what programs connect to.
+    An `aiomooncake.LocalCluster`: ``mooncake_cluster.address`` is what programs connect to. It has
+    memory of its own, from a stand-alone client.
     Tests must leave it running; one that breaks a master starts a `LocalCluster` of its own.
     Override it, with the same scope, to give it other options.
     """
     from aiomooncake import LocalCluster
 
-    cluster = LocalCluster()
-    with _needing_the_engine():
-        cluster.blocking.start()
-    with cluster:
+    with _needing_the_engine(), LocalCluster() as cluster:
+        cluster.blocking.start_client()
         yield cluster
 
 

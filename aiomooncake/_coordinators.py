@@ -19,6 +19,8 @@ _OK: Final = 200
 _NOBODY: Final = "aiomooncake-doctor"
 # What the engine keeps of a client there: where its memory is.
 _MEMORY: Final = "mooncake/ram/"
+# Bytes of such an entry that are read: it lists each registered piece, in up to some 300 of them.
+_MAX_ENTRY: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ async def ask_coordinator(
         path = re.split(r"[?#]", address.partition("://")[2], maxsplit=1)[0].partition("/")[2]
         # As the engine asks.
         key = quote(_MEMORY + name if name else _NOBODY, safe="")
-        status, body = await http_get(host, port, f"/{path}?key={key}", timeout)
+        question = f"/{path}?key={key}"
+        status, body = await http_get(host, port, question, timeout, most=_MAX_ENTRY)
     except TimeoutError:
         text = f"{where} does not answer in time: it is frozen, or behind a firewall"
         return Found("silent", text)

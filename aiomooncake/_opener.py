@@ -51,7 +51,13 @@ from aiomooncake.errors import (
     code_name,
     rank_label,
 )
-from aiomooncake.master import failure_reason, http_get, probe_alive, probe_tcp
+from aiomooncake.master import (
+    MAX_HEALTH,
+    failure_reason,
+    http_get,
+    probe_alive,
+    probe_tcp,
+)
 from aiomooncake.observe import Health
 from aiomooncake.observe.logs import StoreLog
 from aiomooncake.observe.roll import ROLL, Connecting
@@ -206,7 +212,7 @@ class Opener:
         )
 
         def set_up(keep: Keep) -> int:
-            native = InMemoryStore(engine)
+            native = InMemoryStore(engine, config.rpc_timeout)
             keep(native)
             return native.setup(
                 config.local_hostname or "127.0.0.1",
@@ -365,7 +371,8 @@ class Opener:
                 await ask(code)
             if code in (_INVALID, _UNABLE_OFFLOAD) or failed >= _FAILED_SET_UPS:
                 refused(code)
-            if alive is not None:
+            # In less it could not tell, and would be named for what used the time up.
+            if alive is not None and _time_left() > _PROBE_TIMEOUT:
                 doing = self.doing
                 await alive()  # one that is frozen refuses nothing: it is waited for
                 self.doing = doing
@@ -443,7 +450,7 @@ class Opener:
         """Ask the metadata server whether it is the reason; in the time that is left."""
         if server == P2PHANDSHAKE:
             return
-        left = anyio.current_effective_deadline() - anyio.current_time() - _MARGIN
+        left = _time_left() - _MARGIN
         # It has an entry of this name only if another client made it: the engine takes back its own
         # when a set-up fails.
         name = hostname if code == _INVALID else ""
@@ -454,7 +461,9 @@ class Opener:
     async def _serves(self, host: str, metrics_port: int) -> bool:
         """Ask ``/health``; a master whose metrics port is closed gets the benefit of the doubt."""
         try:
-            status, body = await http_get(host, metrics_port, "/health", _PROBE_TIMEOUT)
+            status, body = await http_get(
+                host, metrics_port, "/health", _PROBE_TIMEOUT, most=MAX_HEALTH
+            )
             answer = json.loads(body)
         except TimeoutError:
             self.trouble = f"its metrics port {metrics_port} takes connections but does not answer"
@@ -684,6 +693,11 @@ def _config_of_environment(client_server_address: str | None) -> StoreConfig:
         environ.pop("MOONCAKE_STANDALONE_STORAGE", None)
         environ["MOONCAKE_CLIENT"] = client_server_address
     return StoreConfig.from_env(environ)
+
+
+def _time_left() -> float:
+    """Seconds until a connect gives up."""
+    return anyio.current_effective_deadline() - anyio.current_time()
 
 
 def _is_positive(value: object) -> bool:

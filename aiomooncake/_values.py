@@ -59,7 +59,8 @@ _FALSE: Final = frozenset({"0", "false", "no", "off", "disable", "disabled"})
 
 _USERINFO: Final = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)
 _SECRET_QUERY: Final = re.compile(
-    r"([?&;][^=&;]*(?:pass|pwd|token|secret|credential|auth|key)[^=&;]*=)[^&;#]*", re.IGNORECASE
+    r"([?&;#][^=&;]*(?:pass|pwd|token|secret|credential|auth|key|sig)[^=&;]*=)[^&;#]*",
+    re.IGNORECASE,
 )
 _MAX_SHOWN: Final = 120
 

@@ -10,9 +10,11 @@ import http.client
 import io
 import json
 import os
+import string
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
 
 import anyio
 
@@ -39,6 +41,15 @@ _PROXY_TIME: Final = 0.05
 
 MAX_ANSWER: Final = 16 * 1024 * 1024
 """Bytes of one HTTP answer that are read at most; a segment takes about 430 of them."""
+
+MAX_HEALTH: Final = 64 * 1024
+"""The same for ``/health``, which has about 200 of them."""
+
+# The loop waits while an answer is taken apart; these keep it to some ms. A proxy's chunks are of
+# 4 KB and more.
+_MAX_HEAD: Final = 64 * 1024
+_MAX_CHUNKS: Final = 4 * 1024
+_MAX_CHUNK_LINE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +116,37 @@ async def probe_alive(
     await _with_stream(host, port, timeout, partial(_wait_for_end, proxy_time=proxy_time))
 
 
-async def http_get(host: str, port: int, path: str, timeout: float) -> tuple[int, bytes]:
+async def http_get(
+    host: str, port: int, path: str, timeout: float, *, most: int = MAX_ANSWER
+) -> tuple[int, bytes]:
     """Fetch one path over HTTP and return the status and the body.
 
     Args:
         host: A name or an address, IPv6 without brackets.
         port: The TCP port.
-        path: Path and query, starting with a slash.
+        path: Path and query, starting with a slash; what is no printable ASCII is quoted.
         timeout: Seconds for everything.
+        most: Bytes that the answer may have with its head.
 
     Raises:
-        OSError: It can't be reached, the answer is longer than ``MAX_ANSWER``, or isn't HTTP.
+        OSError: It can't be reached, the answer is longer than ``most``, is in more than 4096
+            chunks, or isn't HTTP.
         TimeoutError: There was no full answer in time.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    quoted = quote(path, safe=string.punctuation)
     request = (
-        f"GET {path} HTTP/1.1\r\nHost: {where}\r\nAccept: */*\r\n"
+        f"GET {quoted} HTTP/1.1\r\nHost: {where}\r\nAccept: */*\r\n"
         "User-Agent: aiomooncake\r\nConnection: close\r\n\r\n"
     )
 
     async def ask(stream: SocketStream) -> bytes:
         await stream.send(request.encode("ascii"))
-        return await _read_to_end(stream)
+        return await _read_to_end(stream, most)
 
     answer = await _with_stream(host, port, timeout, ask)
-    response = http.client.HTTPResponse(_Answer(answer))  # type: ignore[arg-type]  # duck-typed socket
     try:
-        response.begin()
-        return response.status, response.read()
+        return _status_and_body(answer)
     except (http.client.HTTPException, ValueError) as error:
         raise ConnectionError(
             f"{where} did not answer GET {path} in HTTP ({type(error).__name__})"
@@ -150,7 +164,7 @@ async def master_health(host: str, metrics_port: int, timeout: float) -> Mapping
         timeout: Seconds.
     """
     try:
-        status, body = await http_get(host, metrics_port, "/health", timeout)
+        status, body = await http_get(host, metrics_port, "/health", timeout, most=MAX_HEALTH)
         answer = json.loads(body) if status == http.client.OK else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -246,16 +260,55 @@ async def _wait_for_end(stream: SocketStream, *, proxy_time: float) -> None:
         return
 
 
-async def _read_to_end(stream: SocketStream) -> bytes:
-    """Read all that comes, and refuse to read more than ``MAX_ANSWER`` bytes."""
+async def _read_to_end(stream: SocketStream, most: int) -> bytes:
+    """Read all that comes, and refuse to read more than ``most`` bytes."""
     data = bytearray()
     while True:
         try:
             data += await stream.receive()
         except anyio.EndOfStream:
             return bytes(data)
-        if len(data) > MAX_ANSWER:
-            raise ConnectionError(f"the answer is longer than {MAX_ANSWER} bytes")
+        if len(data) > most:
+            raise ConnectionError(f"the answer is longer than {most} bytes")
+
+
+def _status_and_body(answer: bytes) -> tuple[int, bytes]:
+    """Take a whole answer apart.
+
+    ``http.client`` reads the head only: it takes 3 s for 16 MB of chunks of one byte.
+    """
+    head, end_of_head, _ = answer[:_MAX_HEAD].partition(b"\r\n\r\n")
+    head += end_of_head
+    response = http.client.HTTPResponse(_Answer(head))  # type: ignore[arg-type]  # duck-typed socket
+    response.begin()
+    if not end_of_head:
+        raise http.client.IncompleteRead(head)
+    start = len(head)
+    if response.chunked:
+        return response.status, _joined(answer, start)
+    if response.length is None:
+        return response.status, answer[start:]
+    end = start + response.length
+    if end > len(answer):
+        raise http.client.IncompleteRead(answer[start:], end - len(answer))
+    return response.status, answer[start:end]
+
+
+def _joined(answer: bytes, at: int) -> bytes:
+    """Put the chunks together that follow in an answer; what comes after the last is left out."""
+    data = memoryview(answer)
+    chunks: list[memoryview] = []
+    for _ in range(_MAX_CHUNKS + 1):
+        line_end = answer.find(b"\r\n", at, at + _MAX_CHUNK_LINE)
+        size = int(answer[at : max(at, line_end)].partition(b";")[0], 16)
+        if size == 0:
+            return b"".join(chunks)
+        start = line_end + 2
+        at = start + size + 2
+        if size < 0 or at > len(answer):
+            raise http.client.IncompleteRead(b"")
+        chunks.append(data[start : at - 2])
+    raise ConnectionError(f"the answer is in more than {_MAX_CHUNKS} chunks")
 
 
 def _segment(item: Mapping[str, Any]) -> Segment:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiomooncake import master
 from aiomooncake.cluster import LocalCluster
 from aiomooncake.master import (
     Segment,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 DETAIL = {
     "total_segments": 1,
@@ -99,13 +99,36 @@ async def test_get_returns_status_and_body() -> None:
 
 
 async def test_chunked_answers_are_put_together() -> None:
-    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    raw = CHUNKED + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
     async with HttpMaster({"/": raw}) as server:
         assert await http_get(LOOPBACK, server.port, "/", 1.0) == (200, b"abcde")
+    large = 1000 * (b"1000;a=b\r\n" + bytes(4096) + b"\r\n") + b"000\r\nTrailer: x\r\n\r\n"
+    async with HttpMaster({"/": CHUNKED + large}) as server:
+        assert await http_get(LOOPBACK, server.port, "/", 10.0) == (200, bytes(4096_000))
+
+
+async def test_an_answer_in_crumbs_is_refused() -> None:
+    """The loop stood still for 3 s while 2.6 million chunks of one byte were put together."""
+    async with HttpMaster({"/": CHUNKED + 20_000 * b"1\r\nx\r\n" + b"0\r\n\r\n"}) as server:
+        with pytest.raises(ConnectionError, match="in more than 4096 chunks"):
+            await http_get(LOOPBACK, server.port, "/", 10.0)
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut"]
+    "raw",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut",
+        CHUNKED + b"5\r\ncut",
+        CHUNKED + b"3\r\ncut\r\n",
+        CHUNKED + b"-3\r\ncut\r\n0\r\n\r\n",
+        CHUNKED + 1000 * b"0" + b"\r\n\r\n",
+        20_000 * b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + 70_000 * b"a" + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + 90 * (b"A: " + 60_000 * b"a" + b"\r\n") + b"\r\n",
+    ],
+    ids=lambda raw: f"{raw[:24]!r}-{len(raw)}",
 )
 async def test_an_answer_that_is_no_whole_http_is_a_connection_error(raw: bytes) -> None:
     async with HttpMaster({"/": raw}) as server:
@@ -113,11 +136,16 @@ async def test_an_answer_that_is_no_whole_http_is_a_connection_error(raw: bytes)
             await http_get(LOOPBACK, server.port, "/", 1.0)
 
 
-async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master, "MAX_ANSWER", 1000)
+async def test_an_endless_answer_is_not_read_to_its_end() -> None:
     async with HttpMaster({"/": (200, bytes(5000))}) as server:
         with pytest.raises(ConnectionError, match="longer than 1000 bytes"):
-            await http_get(LOOPBACK, server.port, "/", 1.0)
+            await http_get(LOOPBACK, server.port, "/", 1.0, most=1000)
+
+
+async def test_paths_are_quoted_once() -> None:
+    """One with a letter beyond ASCII was an error about the host, which was right."""
+    async with HttpMaster({"/m%C3%A9ta%20x?a=%2F": (200, b"text")}) as server:
+        assert await http_get(LOOPBACK, server.port, "/méta%20x?a=%2F", 1.0) == (200, b"text")
 
 
 async def test_a_silent_server_costs_its_time_limit_and_no_more(frozen: int) -> None:
@@ -134,6 +162,8 @@ async def test_health_is_the_masters_own_word_or_none(frozen: int) -> None:
         assert await master_health(LOOPBACK, server.port, 1.0) == standby
     async with HttpMaster({"/health": (200, b"not json")}) as server:
         assert await master_health(LOOPBACK, server.port, 1.0) is None
+    async with HttpMaster({"/health": {**standby, "more": "x" * 65536}}) as server:
+        assert await master_health(LOOPBACK, server.port, 10.0) is None
     assert await master_health(LOOPBACK, free_port(), 1.0) is None
     assert await master_health(LOOPBACK, frozen, 0.1) is None
 

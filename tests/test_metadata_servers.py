@@ -37,12 +37,13 @@ from aiomooncake import (
     connect,
     connect_ranks,
 )
+from aiomooncake._coordinators import Found, ask_metadata_server
 from aiomooncake.cli import cluster_checks
 from aiomooncake.cli.doctor import Case
 from aiomooncake.config import parse_target
 from aiomooncake.master import http_get, probe_tcp
 from aiomooncake.testing import LoopStallProbe
-from tests.warmup_fakes import free_port
+from tests.warmup_fakes import HttpMaster, free_port
 
 VALUE = os.urandom(100_000)
 STALL = 1.0  # seconds, ten times what was measured; a frozen server would hold the GIL for 6 s
@@ -260,6 +261,14 @@ async def test_a_server_that_says_nothing_is_told_with_the_refusal(
                 await connect(master.address, metadata_server=url, timeout=30, **SMALL)
             assert refused.value.code == -1
     assert probe.longest < STALL, probe.stalls()
+
+
+async def test_a_slow_server_is_not_taken_for_a_slow_master(master: LocalCluster) -> None:
+    """It left hardly any time to ask the master, and that was said to be waited for."""
+    with answering(500, b"no", silent_to="aiomooncake") as url:
+        found = r"gave up after 2 s while setting up the engine .* of the metadata server, .* does"
+        with pytest.raises(SetupTimeoutError, match=found):
+            await connect(master.address, metadata_server=url, timeout=2, **SMALL)
 
 
 async def test_a_server_that_ends_meanwhile_is_told_with_the_refusal(master: LocalCluster) -> None:
@@ -523,6 +532,21 @@ async def test_the_doctor_asks_metadata_servers(
     server.freeze()
     states, text = await ask(server.url)
     assert (states, "it is frozen" in text) == (["fail"], True), text
+
+
+async def test_look_ups_take_any_path_and_answers_of_some_size() -> None:
+    """A letter beyond ASCII in the path made the server a dead one, "127.0.0.1 is no host name"."""
+    answers = {
+        "/m%C3%A9tadata?key=aiomooncake-doctor": (404, b"metadata not found"),
+        "/large?key=aiomooncake-doctor": (200, b"metadata" + bytes(1 << 20)),
+    }
+    async with HttpMaster(answers) as server:
+        place = f"127.0.0.1:{server.port}"
+        found = await ask_metadata_server(f"http://{place}/métadata", 5.0)
+        assert found == Found("well", f"{place} answers look-ups")
+        found = await ask_metadata_server(f"http://{place}/large", 5.0)
+        assert found is not None
+        assert "longer than 1048576 bytes" in found.text
 
 
 async def test_the_doctor_does_not_knock_at_names() -> None:

@@ -9,13 +9,21 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiomooncake import BatchError, InvalidArgumentError, NoSpaceError, RpcError, connect
+from aiomooncake import (
+    BatchError,
+    InvalidArgumentError,
+    NoSpaceError,
+    RpcError,
+    RpcTimeoutError,
+    connect,
+)
 from aiomooncake.testing import FakeMooncake, InMemoryEngine
 
 pytest_plugins = ["pytester"]
@@ -314,6 +322,52 @@ def test_a_cluster_of_the_users_own(suite: pytest.Pytester) -> None:
     assert left_threads(suite) == []
 
 
+def test_the_cluster_has_memory_whoever_comes_first(suite: pytest.Pytester) -> None:
+    """It came with the first ``mooncake_connect``, so it depended on the order of the tests."""
+    suite.makepyfile(
+        """
+        import aiomooncake
+
+        async def test_a_program_that_lends_nothing(mooncake_cluster):
+            target = mooncake_cluster.address
+            async with aiomooncake.connect(target, global_segment_size=0, timeout=20) as store:
+                await store.put("key", b"value")
+
+        async def test_that_it_has_it_once(mooncake_cluster, mooncake_connect):
+            from aiomooncake.testing.fixtures import _segments
+
+            await mooncake_connect()
+            assert len(_segments(mooncake_cluster)) == 1
+        """
+    )
+    run(suite, "--asyncio-mode=auto").assert_outcomes(passed=2)
+
+
+def test_a_cluster_of_the_users_own_keeps_the_memory_that_it_was_given(
+    suite: pytest.Pytester,
+) -> None:
+    suite.makepyfile(
+        """
+        import aiomooncake
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def mooncake_cluster():
+            with aiomooncake.LocalCluster() as cluster:
+                cluster.blocking.start_client(global_segment_size="64mb")
+                yield cluster
+
+        async def test_put(mooncake_connect, mooncake_cluster):
+            from aiomooncake.testing.fixtures import _segments
+
+            store = await mooncake_connect()
+            await store.put("key", b"value")
+            assert len(_segments(mooncake_cluster)) == 1
+        """
+    )
+    run(suite, "--asyncio-mode=auto").assert_outcomes(passed=1)
+
+
 def test_a_shared_master_that_a_test_has_killed_is_told(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         """
@@ -413,6 +467,57 @@ def test_a_fault_of_a_name_that_nothing_has_is_refused() -> None:
         assert fake.calm
     with pytest.raises(InvalidArgumentError, match=r"dir\(store.engine\) lists$"):
         InMemoryEngine().fault("writes", code=-200)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("hold", asyncio.Event(), r"hold must be a threading\.Event, because .* on threads"),
+        ("hold", 1, r"hold must be a threading\.Event"),
+        *(("code", value, "an integer below 0") for value in (0, 200, -200.0, "-200", True)),
+        *(
+            ("delay", value, "a number of seconds from 0 on")
+            for value in (-0.1, float("nan"), float("inf"), "1", None, True)
+        ),
+        *(("times", value, "a number of calls from 1 on") for value in (0, -1, 1.0, "1", True)),
+    ],
+)
+def test_a_fault_that_cannot_be_meant_is_refused(name: str, value: object, told: str) -> None:
+    """Calls would fail inside the engine, or not at all."""
+    what: dict[str, Any] = {name: value}
+    with FakeMooncake() as fake:
+        for method in ("writes", "put"):
+            with pytest.raises(InvalidArgumentError, match=told) as refused:
+                fake.fault(method, **what)
+            assert str(refused.value).endswith(f"got {value!r}")
+        assert fake.calm
+    engine = InMemoryEngine()
+    with pytest.raises(InvalidArgumentError, match=told):
+        engine.fault("put", **what)
+    assert engine.calm
+
+
+async def test_a_frozen_engine_is_given_up_after_the_rpc_timeout_of_the_store() -> None:
+    with FakeMooncake() as fake:
+        hasty, patient = await fake.connect(rpc_timeout=0.05), await fake.connect(rpc_timeout=60)
+        fake.freeze()
+        waiting = asyncio.ensure_future(patient.put("k", b"v"))
+        began = time.monotonic()
+        with pytest.raises(RpcTimeoutError):
+            await asyncio.wait_for(hasty.put("other", b"v"), 10)
+        assert time.monotonic() - began >= 0.05
+        assert not waiting.done()
+        fake.thaw()
+        await waiting
+        assert await hasty.get("k") == b"v"
+
+
+async def test_a_time_out_of_the_engine_counts_for_all_stores() -> None:
+    with FakeMooncake(rpc_timeout=0.05) as fake:
+        store = await fake.connect(rpc_timeout=60)
+        fake.freeze()
+        with pytest.raises(RpcTimeoutError):
+            await asyncio.wait_for(store.put("k", b"v"), 10)
 
 
 async def test_faults_that_are_counted_and_those_of_one_method() -> None:

@@ -224,6 +224,8 @@ SECRETS = [
     "http://10.0.0.1:8080/metadata?token=sekret",
     "http://user:p@sekret@10.0.0.1:8080/metadata?x=1&api_key=sekret&y=2",
     "https://10.0.0.1/metadata?Password=sekret#part",
+    "https://10.0.0.1/metadata?X-Amz-Signature=sekret&sig=sekret;signature=sekret",
+    "https://10.0.0.1/metadata#token=sekret&sig=sekret",
 ]
 
 

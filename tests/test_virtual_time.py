@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from aiomooncake import StoreClosedError, WarmupError, WarmupPolicy, connect
+from aiomooncake import RpcTimeoutError, StoreClosedError, WarmupError, WarmupPolicy, connect
 from aiomooncake.engine.client import EngineClient
 from aiomooncake.engine.inmemory import Fault, InMemoryEngine
 from aiomooncake.engine.workers import Lane
@@ -284,6 +284,16 @@ async def test_a_frozen_engine_is_waited_for() -> None:
         asyncio.get_running_loop().call_later(8, engine.thaw)
         assert await store.get("k") == b"v"
         assert now() == pytest.approx(8)
+
+
+@virtually
+async def test_a_frozen_engine_is_given_up_in_real_time() -> None:
+    engine = InMemoryEngine()
+    async with connect("memory://virtual", engine=engine, rpc_timeout=0.05) as store:
+        engine.freeze()
+        with pytest.raises(RpcTimeoutError):
+            await store.put("k", b"v")
+        engine.thaw()
 
 
 @virtually

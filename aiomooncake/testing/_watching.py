@@ -134,10 +134,17 @@ def _strike(fault: Fault) -> int | None:
 
 
 def _disturb(
-    engine: InMemoryEngine, method: str, hostnames: tuple[str, ...], *, asks_master: bool
+    engine: InMemoryEngine,
+    method: str,
+    hostnames: tuple[str, ...],
+    *,
+    asks_master: bool,
+    rpc_timeout: float,
 ) -> int | None:
     with _waiting_for(engine._thawed if asks_master else None):  # noqa: SLF001
-        return _disturb_itself(engine, method, hostnames, asks_master=asks_master)
+        return _disturb_itself(
+            engine, method, hostnames, asks_master=asks_master, rpc_timeout=rpc_timeout
+        )
 
 
 @contextlib.contextmanager

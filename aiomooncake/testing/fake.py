@@ -49,7 +49,8 @@ class FakeMooncake(InMemoryEngine):
 
     Args:
         lease_ttl: Seconds for which a read protects a key from removal.
-        rpc_timeout: Seconds until a call on a frozen engine fails with -901.
+        rpc_timeout: Seconds until a call on a frozen engine fails with -901; None = the
+            ``rpc_timeout`` of each store.
         clock: Seconds, for the leases: ``loop.time`` of a `VirtualTimeLoop`, say.
     """
 
@@ -59,7 +60,7 @@ class FakeMooncake(InMemoryEngine):
         self,
         *,
         lease_ttl: float = 5.0,
-        rpc_timeout: float = 30.0,
+        rpc_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         name = f"fake-{uuid.uuid4().hex}"
@@ -108,29 +109,32 @@ class FakeMooncake(InMemoryEngine):
             method: A family, or a native method: what ``store.engine`` and a warm-up call.
             code: Engine code to fail with, in the shape in which the method fails.
             delay: Seconds that calls take longer.
-            hold: Calls hang until this event is set.
+            hold: Calls hang until this event is set. They hang on threads, so an `asyncio.Event`
+                is refused.
             times: Calls it strikes; None = all until it is removed.
             hostname: Only the client of this hostname is struck; None = every one.
 
         Raises:
-            InvalidArgumentError: There is no such family or method, so nothing would be struck.
+            InvalidArgumentError: There is no such family or method, so nothing would be struck; or
+                a value that cannot be meant.
         """
-        if hold is not None:
-            self._holds.append(hold)
-        if method not in _FAMILIES:
-            return super().fault(
+        if method in _FAMILIES:
+            fault = Fault(
+                method,
+                code=code,
+                delay=delay,
+                hold=hold,
+                times=times,
+                hostname=hostname,
+                remove=self._families.remove,
+            )
+            self._families.append(fault)
+        else:
+            fault = super().fault(
                 method, code=code, delay=delay, hold=hold, times=times, hostname=hostname
             )
-        fault = Fault(
-            method,
-            code=code,
-            delay=delay,
-            hold=hold,
-            times=times,
-            hostname=hostname,
-            remove=self._families.remove,
-        )
-        self._families.append(fault)
+        if hold is not None:
+            self._holds.append(hold)
         return fault
 
     @property
@@ -138,14 +142,16 @@ class FakeMooncake(InMemoryEngine):
         """Whether calls go through undisturbed."""
         return not self._families and super().calm
 
-    def disturb(self, method: str, hostnames: tuple[str, ...], *, asks_master: bool) -> int | None:
+    def disturb(
+        self, method: str, hostnames: tuple[str, ...], *, asks_master: bool, rpc_timeout: float
+    ) -> int | None:
         """Do to a call what is programmed, on its thread; the code to fail with, or None."""
         for fault in tuple(self._families):
             if _FAMILIES[fault.method](method) and fault.claim(fault.method, hostnames):
                 code = fault.strike()
                 if code is not None:
                     return code
-        return super().disturb(method, hostnames, asks_master=asks_master)
+        return super().disturb(method, hostnames, asks_master=asks_master, rpc_timeout=rpc_timeout)
 
     def dispose(self) -> None:
         """Let go what hangs, forget the name, and close the stores that are open.

@@ -63,16 +63,17 @@ class ClosingStores:
 class SharedCluster(ClosingStores):
     """A running cluster that tests share one after the other, each as if it were new.
 
-    It gets memory of its own, from a stand-alone client: what stores lend it is gone when they
-    close, with the values in it, and until the very end of a close the master still places values
-    there.
+    It gets memory of its own, from a stand-alone client, unless it has one: what stores lend it is
+    gone when they close, with the values in it, and until the very end of a close the master still
+    places values there.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
         super().__init__()
         self.cluster = cluster
         self._lent: list[str] = []
-        cluster.blocking.start_client()
+        if not any(client.running for client in cluster.blocking._clients):  # noqa: SLF001  # ours
+            cluster.blocking.start_client()
 
         async def opened() -> Store:
             return await connect(cluster.address, timeout=_CONNECT_TIMEOUT, global_segment_size=0)

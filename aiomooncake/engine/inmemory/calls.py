@@ -46,8 +46,9 @@ class Life(Enum):
 class Client:
     """What a native client has before it has any methods."""
 
-    def __init__(self, engine: InMemoryEngine) -> None:
+    def __init__(self, engine: InMemoryEngine, rpc_timeout: float) -> None:
         self._engine = engine
+        self._rpc_timeout = rpc_timeout
         self._life = Life.NEW
         self._local = LocalBuffer(0)
         self._hostnames: tuple[str, ...] = ()
@@ -59,7 +60,9 @@ class Client:
         thread = threading.get_ident()
         self._blocked[thread] = method
         try:
-            answer = self._engine.disturb(method, self._hostnames, asks_master=asks_master)
+            answer = self._engine.disturb(
+                method, self._hostnames, asks_master=asks_master, rpc_timeout=self._rpc_timeout
+            )
         finally:
             self._blocked.pop(thread, None)
         if self._life is Life.CLOSED:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeGuard
+
+from aiomooncake.errors import InvalidArgumentError
 
 __all__ = ["Fault", "FaultBoard"]
 
@@ -14,7 +18,7 @@ class Fault:
 
     It strikes on the calling thread, so that the layers above see a native call that really
     blocks: first the hold, then the delay, then the code. Without a code the call goes on as if
-    nothing had been.
+    nothing had been; without any of them it is only counted.
 
     Args:
         method: Native method, such as ``"put"``.
@@ -26,6 +30,9 @@ class Fault:
         hostname: Only the client with this hostname (as given to ``setup``, or with the port it
             got) is struck; None = every client.
         remove: Takes the fault off the board.
+
+    Raises:
+        InvalidArgumentError: A value that cannot be meant.
     """
 
     __slots__ = (
@@ -51,6 +58,7 @@ class Fault:
         hostname: str | None,
         remove: Callable[[Fault], None],
     ) -> None:
+        _check(code, delay, hold, times)
         self.method = method
         self.code = code
         self.delay = delay
@@ -97,6 +105,28 @@ class Fault:
             f"<Fault {self.method} code={self.code} delay={self.delay}{held} "
             f"hits={self._hits}{times}>"
         )
+
+
+def _check(code: object, delay: object, hold: object, times: object) -> None:
+    """Refuse here what would fail in the middle of a call, on its thread, or never strike."""
+    if code is not None and not (_is_integer(code) and code < 0):
+        raise InvalidArgumentError(
+            f"code must be a code of the engine's, an integer below 0, got {code!r}"
+        )
+    if isinstance(delay, bool) or not (isinstance(delay, (int, float)) and 0 <= delay < math.inf):
+        raise InvalidArgumentError(f"delay must be a number of seconds from 0 on, got {delay!r}")
+    if hold is not None and not isinstance(hold, threading.Event):
+        raise InvalidArgumentError(
+            f"hold must be a threading.Event, because calls wait for it on threads, got {hold!r}"
+        )
+    if times is not None and not (_is_integer(times) and times > 0):
+        raise InvalidArgumentError(
+            f"times must be a number of calls from 1 on, or None for all of them, got {times!r}"
+        )
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class FaultBoard:

@@ -128,7 +128,8 @@ class InMemoryEngine:
     Args:
         name: For messages; :meth:`named` shares engines by it.
         lease_ttl: Seconds for which a read protects a key from removal. Upstream's default.
-        rpc_timeout: Seconds until a call on a frozen master fails with -901. Upstream's default.
+        rpc_timeout: Seconds until a call on a frozen master fails with -901; None = each client's
+            own.
         clock: Seconds, for the leases.
     """
 
@@ -143,7 +144,7 @@ class InMemoryEngine:
         name: str = "",
         *,
         lease_ttl: float = 5.0,
-        rpc_timeout: float = 30.0,
+        rpc_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -205,7 +206,8 @@ class InMemoryEngine:
         the first three calls" is ``times=3``.
 
         Raises:
-            InvalidArgumentError: There is no such method, so nothing would be struck.
+            InvalidArgumentError: There is no such method, so nothing would be struck; or a value
+                that cannot be meant.
         """
         from aiomooncake.engine.inmemory.store import InMemoryStore  # which imports this module
 
@@ -223,7 +225,10 @@ class InMemoryEngine:
         )
 
     def freeze(self) -> None:
-        """Stop answering: calls block until :meth:`thaw`, or fail after ``rpc_timeout``."""
+        """Stop answering: calls block until :meth:`thaw`, or fail after the ``rpc_timeout``.
+
+        That is the engine's if it has one, else that of each store.
+        """
         self._thawed.clear()
 
     def thaw(self) -> None:
@@ -248,14 +253,18 @@ class InMemoryEngine:
         """Whether the master would answer now."""
         return not self._down and self._thawed.is_set()
 
-    def disturb(self, method: str, hostnames: tuple[str, ...], *, asks_master: bool) -> int | None:
+    def disturb(
+        self, method: str, hostnames: tuple[str, ...], *, asks_master: bool, rpc_timeout: float
+    ) -> int | None:
         """Do to a call what is programmed, on its thread; the code to fail with, or None."""
         code = self._faults.strike(method, hostnames)
         if code is not None:
             return code
         if not asks_master:
             return None
-        if not self._thawed.wait(self.rpc_timeout):
+        if self.rpc_timeout is not None:
+            rpc_timeout = self.rpc_timeout
+        if not self._thawed.wait(rpc_timeout):
             return RPC_TIMEOUT
         return RPC_FAIL if self._down else None
 

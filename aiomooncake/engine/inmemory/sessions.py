@@ -31,8 +31,8 @@ Keys = Sequence[str]
 class SessionCalls(Client):
     """Put sessions and get sessions of one client."""
 
-    def __init__(self, engine: InMemoryEngine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: InMemoryEngine, rpc_timeout: float) -> None:
+        super().__init__(engine, rpc_timeout)
         self._gets: dict[str, tuple[StoredObject, float]] = {}
         self._puts: dict[str, StoredObject] = {}
 

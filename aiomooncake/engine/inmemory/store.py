@@ -59,10 +59,12 @@ class InMemoryStore(ShardCalls, FileCalls, ZeroCopyCalls, SessionCalls, TaskCall
 
     Args:
         engine: The cluster it belongs to.
+        rpc_timeout: Seconds until a call on a frozen master fails with -901, unless the engine
+            says how many. Upstream's default.
     """
 
-    def __init__(self, engine: InMemoryEngine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: InMemoryEngine, rpc_timeout: float = 30.0) -> None:
+        super().__init__(engine, rpc_timeout)
         self._hostname = ""
         self._endpoint = ""
         self._mounted: dict[str, set[str]] = {"setup": set(), "allocated": set(), "file": set()}

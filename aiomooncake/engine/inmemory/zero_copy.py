@@ -36,8 +36,8 @@ def _unsigned(answer: int, *_args: Any, **_kwargs: Any) -> int:
 class ZeroCopyCalls(Client):
     """Whole values and ranges between segments and the caller's memory."""
 
-    def __init__(self, engine: InMemoryEngine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: InMemoryEngine, rpc_timeout: float) -> None:
+        super().__init__(engine, rpc_timeout)
         self._registered: dict[int, int] = {}
 
     # ------------------------------------------------------------------ caller memory
