@@ -57,9 +57,8 @@ class Call:
         self.finished = 0.0
         self.native_id = 0
         self.dropped = False
-        self.tidies = (
-            False  # it is done also when the store closes, which would leave things behind
-        )
+        # Done also when the store closes, which would leave something behind without it.
+        self.tidies = False
         self.abandoned = False
         self.aside = False
         # Jobs of several native calls (a large value in pieces) look at this between them.
@@ -128,6 +127,7 @@ class Visit(Call):
         self.name = name
         self.on_done = on_done
         self.error = None
+        self.tidies = False
         self.started = time.monotonic()
         self.finished = 0.0
 
