@@ -74,14 +74,6 @@ class _Warming:
     waiters: int = 0
 
 
-def _nothing() -> None:
-    """Do nothing when a call is over that nobody waits for."""
-
-
-def _ignore(_: object) -> None:
-    """Hear how such a call ended."""
-
-
 class _Trials:
     """What a warm-up sees of a store: calls that are made also while the master is away."""
 
@@ -101,9 +93,7 @@ class _Trials:
             return [client.native_object.remove(key, True) for key in keys]
 
         with contextlib.suppress(MooncakeError, RuntimeError):  # it is closing, or out of threads
-            client.start(
-                client.small, "remove", remove, [key], done=_ignore, over=_nothing, keys=0
-            ).tidies = True
+            client.start(client.small, "remove", remove, [key]).tidies = True
 
 
 class Store(TensorVerbs, SessionVerbs, SegmentVerbs, TaskVerbs):

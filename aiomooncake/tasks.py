@@ -80,7 +80,7 @@ class TaskVerbs:
         """Copy a value to segments, and return when it is there.
 
         The client that holds the value does it; it asks for work once a second. A target that has
-        a copy already is no error. Cancelled when the engine has been asked, it goes on all the
+        a copy already is no error. Cancelled when the engine has taken it, it goes on all the
         same, and a warning says so.
 
         Args:

@@ -386,9 +386,9 @@ class EngineClient:
         fn: Job,
         items: Sequence[Any],
         *,
-        done: Callable[[Call], None],
-        over: Callable[[], None],
-        keys: int,
+        done: Callable[[Call], object] = _ignore,
+        over: Callable[[], None] = _nothing,
+        keys: int = 0,
         reads: bool = False,
     ) -> Call:
         """Run a blocking job on a lane; ``done`` gets the call on the loop when it is over.
